@@ -1,0 +1,1 @@
+"""Plain data that crosses process lines or the public API. No behaviour that needs torch."""

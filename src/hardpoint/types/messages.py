@@ -1,0 +1,184 @@
+"""Every message that crosses a process line. The comment names sender and receiver."""
+
+from __future__ import annotations
+
+import enum
+import time
+from typing import Any
+
+import msgspec
+
+from hardpoint.types.finish import FinishReason
+from hardpoint.types.logprobs import LogprobsLists
+from hardpoint.types.lora_request import LoRARequest
+from hardpoint.types.pooling_params import PoolingParams
+from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.stats import PrefillStats, SchedulerStats
+
+
+class EngineCoreRequestType(enum.Enum):
+    """First frame of a front end -> engine core message."""
+
+    ADD = b"\x00"  # EngineCoreRequest
+    ABORT = b"\x01"  # list[str] of request ids
+    START_DP_WAVE = b"\x02"
+    UTILITY = b"\x03"  # UtilityCall
+    EXECUTOR_FAILED = b"\x04"
+    WAKEUP = b"\x05"
+
+
+class EngineCoreEventType(enum.IntEnum):
+    """Moments in a request's life that the engine core reports."""
+
+    QUEUED = 1
+    SCHEDULED = 2
+    PREEMPTED = 3
+
+
+class EngineCoreEvent(msgspec.Struct, array_like=True, gc=False):
+    """One moment; `timestamp` is `time.monotonic()` of the engine core."""
+
+    type: EngineCoreEventType
+    timestamp: float
+
+    @classmethod
+    def new_event(cls, kind: EngineCoreEventType, timestamp: float | None = None) -> EngineCoreEvent:
+        """An event stamped now unless told otherwise."""
+        return cls(kind, time.monotonic() if timestamp is None else timestamp)
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # front end -> engine core
+    """One sequence to run. A request with n > 1 is n of these with ids of their own."""
+
+    request_id: str
+    prompt_token_ids: list[int] | None
+    mm_features: list[Any] | None
+    sampling_params: SamplingParams | None
+    pooling_params: PoolingParams | None
+    arrival_time: float
+    lora_request: LoRARequest | None
+    cache_salt: str | None
+    data_parallel_rank: int | None
+    prompt_embeds: Any = None
+    prompt_is_token_ids: list[bool] | None = None
+    client_index: int = 0
+    current_wave: int = 0
+    priority: int = 0
+    trace_headers: dict[str, str] | None = None
+    resumable: bool = False
+    external_req_id: str | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] | None = None
+    abort_immediately: bool = False
+    session_id: str | None = None
+    kv_hints: Any = None
+
+    @property
+    def params(self) -> SamplingParams | PoolingParams:
+        """The parameters, whichever kind the request has."""
+        params = self.sampling_params or self.pooling_params
+        assert params is not None
+        return params
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # engine core -> front end
+    """What one step produced for one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: LogprobsLists | None = None
+    # Host arrays: nothing on a device crosses a process. Row i scores prompt token i + 1.
+    new_prompt_logprobs_tensors: LogprobsLists | None = None
+    pooling_output: Any = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    events: list[EngineCoreEvent] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    trace_headers: dict[str, str] | None = None
+    prefill_stats: PrefillStats | None = None
+    routed_experts: Any = None
+    num_nans_in_logits: int = 0
+    mm_cache_miss_hashes: list[str] | None = None
+    new_sampling_mask: Any = None
+    spec_decode_metrics: Any = None
+    prompt_token_id_logprobs: Any = None
+    # Why a request ended with FinishReason.ERROR, in words for the client.
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether this is the request's last output."""
+        return self.finish_reason is not None
+
+
+class UtilityCall(msgspec.Struct, array_like=True, gc=False):  # front end -> engine core
+    """Call a method of the engine core by name; answered with `UtilityOutput`.
+
+    A function argument is a cloudpickled `bytes` tagged by the caller and is refused
+    unless VLLM_ALLOW_INSECURE_SERIALIZATION is set.
+    """
+
+    call_id: int
+    method: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+
+
+class UtilityOutput(msgspec.Struct, array_like=True, gc=False):  # engine core -> front end
+    """Answer to a `UtilityCall`."""
+
+    call_id: int
+    failure_message: str | None = None
+    result: Any = None
+    # Class name of what was raised, so that the caller can raise its like.
+    failure_type: str | None = None
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # engine core -> front end
+    """Everything one step has for one front end. `timestamp` is monotonic, set on creation."""
+
+    engine_index: int = 0
+    outputs: list[EngineCoreOutput] = []
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    utility_output: UtilityOutput | None = None
+    finished_requests: set[str] | None = None
+    wave_complete: int | None = None
+    start_wave: int | None = None
+    weight_version: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.timestamp == 0.0:
+            self.timestamp = time.monotonic()
+
+
+class Hello(msgspec.Struct, omit_defaults=True):  # child -> parent, first message
+    """A child is up and has booted its role."""
+
+    pid: int
+    role: str
+    index: int = 0
+
+
+class Ready(msgspec.Struct, omit_defaults=True):  # engine core -> front end, once the model can serve
+    """What the front end must know of a started engine core."""
+
+    engine_index: int = 0
+    num_gpu_blocks: int = 0
+    kv_cache_size_tokens: int = 0
+    max_model_len: int = 0
+    block_size: int = 0
+    supported_tasks: list[str] = []
+    # Ledger entries of the engine core and its workers, as plain dicts.
+    ledger: list[dict[str, Any]] = []
+
+
+class StartFailed(msgspec.Struct, omit_defaults=True):  # child -> parent, instead of Ready
+    """Why a child could not start, in the parts of a coded error."""
+
+    code: str
+    what: str
+    origin: str = ""
+    fix: str = ""
+    traceback: str = ""

@@ -1,0 +1,42 @@
+# make run    set up what is missing, then serve the default model at http://127.0.0.1:8000
+# make test   set up what is missing, then run every check and test
+# make check  the checks alone: format, lint, types, architecture, generated docs
+# make clean  remove the environment and the caches of tools
+#
+# PYTHON=python3.12 picks the interpreter; ARGS="--port 9000" is passed to `hardpoint serve`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTEST_ARGS ?=
+
+.PHONY: run test check clean
+
+run: $(VENV)/run.stamp
+	$(BIN)/hardpoint serve $(ARGS)
+
+test: $(VENV)/test.stamp
+	$(BIN)/python tools/check.py
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/test.stamp
+	$(BIN)/python tools/check.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"Hardpoint needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make $(MAKECMDGOALS) PYTHON=python3.12" if v < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Hardpoint and its dependencies into $(VENV) ..."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/run.stamp
+	@echo "Installing the test dependencies ..."
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -105,13 +105,13 @@ class Executor(ABC):
         """Steps that may be in flight at once."""
         return 1
 
-    def register_failure_callback(self, callback: FailureCallback) -> None:
+    def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027 - optional
         """Have `callback` called, from any thread, when a worker ends by itself."""
 
-    def init_kv_output_aggregator(self, connector: Any) -> None:
+    def init_kv_output_aggregator(self, connector: Any) -> None:  # noqa: B027 - optional
         """Prepare to merge the workers' KV connector outputs."""
 
-    def init_ec_output_aggregator(self) -> None:
+    def init_ec_output_aggregator(self) -> None:  # noqa: B027 - optional
         """Prepare to merge the workers' encoder-cache connector outputs."""
 
     def get_kv_cache_specs(self) -> list[dict[str, KVCacheSpec]]:

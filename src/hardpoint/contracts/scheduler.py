@@ -117,15 +117,15 @@ class SchedulerInterface(ABC):
         """Allowed tokens for grammar-bound requests of this step; None when there is none."""
         return None
 
-    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:
+    def update_draft_token_ids(self, draft_token_ids: DraftTokenIds) -> None:  # noqa: B027 - optional
         """Take the draft tokens for the next step."""
 
-    def update_draft_token_ids_in_output(
+    def update_draft_token_ids_in_output(  # noqa: B027 - optional
         self, draft_token_ids: DraftTokenIds, scheduler_output: SchedulerOutput
     ) -> None:
         """Take draft tokens into a step that is already planned."""
 
-    def reset_encoder_cache(self) -> None:
+    def reset_encoder_cache(self) -> None:  # noqa: B027 - optional
         """Forget encoder outputs."""
 
     def get_kv_cache_usage(self) -> float:

@@ -79,7 +79,7 @@ def _call_in_thread(call: Callable[[], Any], timeout: float, name: str) -> Any:
     def run() -> None:
         try:
             outcome.append((True, context.run(call)))
-        except BaseException as error:  # noqa: BLE001 - handed to the caller
+        except BaseException as error:
             outcome.append((False, error))
         done.set()
 

@@ -1,0 +1,1 @@
+"""The extension points: one table of rows, the registries behind it, loading and the ledger."""

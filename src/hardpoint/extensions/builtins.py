@@ -1,0 +1,37 @@
+"""What we ship in each row, as reference strings. Nothing registers itself by being imported."""
+
+from __future__ import annotations
+
+# registry key -> entry name -> "module:Name"
+BUILTINS: dict[str, dict[str, str]] = {
+    "models": {
+        "LlamaForCausalLM": "hardpoint.worker.models.llama:LlamaForCausalLM",
+    },
+    "attention_backends": {
+        "CPU_ATTN": "hardpoint.worker.attention.cpu:CPUAttentionBackend",
+    },
+    "quantization_methods": {
+        "gguf": "hardpoint.worker.quantization.gguf:GGUFConfig",
+    },
+    "model_loaders": {
+        "auto": "hardpoint.worker.loaders.default:DefaultModelLoader",
+        "hf": "hardpoint.worker.loaders.default:DefaultModelLoader",
+        "safetensors": "hardpoint.worker.loaders.default:DefaultModelLoader",
+        "gguf": "hardpoint.worker.loaders.gguf:GGUFModelLoader",
+        "dummy": "hardpoint.worker.loaders.dummy:DummyModelLoader",
+    },
+}
+
+# entry-point group -> entry name -> "module:Name"; listed, filtered and called like installed ones
+BUILTIN_ENTRY_POINTS: dict[str, dict[str, str]] = {
+    "vllm.general_plugins": {
+        "lora_filesystem_resolver": "hardpoint.extensions.lora_resolvers:register_filesystem_resolver",
+        "lora_hf_hub_resolver": "hardpoint.extensions.lora_resolvers:register_hf_hub_resolver",
+    },
+}
+
+# platform name -> "module:detector", asked in this order
+BUILTIN_PLATFORMS: dict[str, str] = {
+    "cuda": "hardpoint.platforms.detect:cuda_platform",
+    "cpu": "hardpoint.platforms.detect:cpu_platform",
+}

@@ -153,7 +153,13 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
             self.timestamp = time.monotonic()
 
 
-class Hello(msgspec.Struct, omit_defaults=True):  # child -> parent, first message
+class ChildStart(msgspec.Struct):  # parent -> child, before the child loads anything
+    """Where the parent finds modules, so that the child finds the same."""
+
+    sys_path: list[str]
+
+
+class Hello(msgspec.Struct, omit_defaults=True, tag=True):  # child -> parent, first message
     """A child is up and has booted its role."""
 
     pid: int
@@ -161,7 +167,47 @@ class Hello(msgspec.Struct, omit_defaults=True):  # child -> parent, first messa
     index: int = 0
 
 
-class Ready(msgspec.Struct, omit_defaults=True):  # engine core -> front end, once the model can serve
+class EngineCoreStart(msgspec.Struct, omit_defaults=True):  # front end -> engine core, answer to Hello
+    """What an engine core needs to begin.
+
+    config          a `VllmConfig` as `config.wire` encodes it
+    address         where to bind its socket
+    executor_class  reference of an executor class given by the caller; None: by the config
+    environ         variables changed since the child was started; None removes one
+    """
+
+    config: bytes
+    address: str
+    executor_class: str | None = None
+    log_stats: bool = True
+    environ: dict[str, str | None] = {}
+
+
+class WorkerStart(msgspec.Struct, omit_defaults=True):  # engine core -> worker, answer to Hello
+    """What a worker of the `mp` executor needs to begin."""
+
+    config: bytes
+    rank: int = 0
+    local_rank: int = 0
+    distributed_init_method: str = ""
+    is_driver_worker: bool = False
+
+
+class WorkerCall(msgspec.Struct, array_like=True, omit_defaults=True):  # engine core -> worker
+    """Call a method of the worker; `method` is a name or a function; answered with `UtilityOutput`.
+
+    Values are in the form of `links.codec.tagged`. Past `timeout_s` the worker answers with a
+    TimeoutError and goes on to its next call.
+    """
+
+    call_id: int
+    method: Any
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout_s: float | None = None
+
+
+class Ready(msgspec.Struct, omit_defaults=True, tag=True):  # engine core -> front end, once the model can serve
     """What the front end must know of a started engine core."""
 
     engine_index: int = 0
@@ -174,7 +220,7 @@ class Ready(msgspec.Struct, omit_defaults=True):  # engine core -> front end, on
     ledger: list[dict[str, Any]] = []
 
 
-class StartFailed(msgspec.Struct, omit_defaults=True):  # child -> parent, instead of Ready
+class StartFailed(msgspec.Struct, omit_defaults=True, tag=True):  # child -> parent, instead of Ready
     """Why a child could not start, in the parts of a coded error."""
 
     code: str

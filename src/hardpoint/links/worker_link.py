@@ -1,0 +1,178 @@
+"""Calls from the engine core to one worker process, over the pipe they share.
+
+Several calls may be under way; the worker answers them in order. A worker that dies fails
+every call that waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from hardpoint.errors import EngineDeadError
+from hardpoint.links.calls import call_with_limit, failure, raise_failure
+from hardpoint.links.channel import Channel, ChannelClosed
+from hardpoint.links.codec import CodecError, Decoder, Encoder, tagged
+from hardpoint.log import init_logger
+from hardpoint.types.messages import UtilityOutput, WorkerCall
+
+logger = init_logger(__name__)
+# The worker keeps the limit itself; this is for its answer to arrive.
+_ANSWER_GRACE_S = 2.0
+_encoder = Encoder()
+_calls = Decoder(WorkerCall)
+_answers = Decoder(UtilityOutput)
+
+
+def encode_call(
+    method: str | Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    timeout_s: float | None = None,
+    call_id: int = 0,
+) -> bytes:
+    """Encode one call, e.g. once for all workers.
+
+    Raises CodecError for an argument that cannot cross; a function crosses only with
+    VLLM_ALLOW_INSECURE_SERIALIZATION=1.
+    """
+    name = method if isinstance(method, str) else tagged(method)
+    arguments = [tagged(value) for value in args]
+    named = {key: tagged(value) for key, value in (kwargs or {}).items()}
+    return _encoder.encode(WorkerCall(call_id, name, arguments, named, timeout_s))
+
+
+class WorkerLink:
+    """The engine core's end. Any thread may call."""
+
+    def __init__(self, channel: Channel, name: str) -> None:
+        self.name = name
+        self._channel = channel
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._order = threading.Lock()
+        self._lost: str | None = None
+        threading.Thread(target=self._receive, name=f"answers of {name}", daemon=True).start()
+
+    def submit(
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[Any]:
+        """Send a call; the future holds its result, what it raised, or EngineDeadError."""
+        future: Future[Any] = Future()
+        call_id = next(self._ids)
+        frame = encode_call(method, args, kwargs, timeout_s, call_id)
+        with self._order:
+            if self._lost is not None:
+                raise EngineDeadError(self._lost)
+            self._waiting[call_id] = future
+        try:
+            self._channel.send(frame)
+        except ChannelClosed:
+            self._fail_all(f"{self.name} has ended")
+        return future
+
+    def call(
+        self,
+        method: str | Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Call and wait.
+
+        Raises what the worker raised (see `raise_failure`), TimeoutError, or EngineDeadError
+        when the worker ends meanwhile.
+        """
+        future = self.submit(method, args, kwargs, timeout_s)
+        try:
+            return future.result(None if timeout_s is None else timeout_s + _ANSWER_GRACE_S)
+        except FutureTimeoutError:
+            if future.done():
+                raise
+            raise TimeoutError(f"{self.name} did not answer {method!r} in {timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """Close the pipe; the worker ends its loop, and what waits fails."""
+        self._channel.close()
+
+    def _receive(self) -> None:
+        try:
+            while True:
+                self._settle(_answers.decode(self._channel.receive()))
+        except ChannelClosed:
+            self._fail_all(f"{self.name} has ended")
+        except CodecError as error:
+            self._fail_all(f"{self.name} sent something unreadable: {error}")
+
+    def _settle(self, answer: UtilityOutput) -> None:
+        with self._order:
+            future = self._waiting.pop(answer.call_id, None)
+        if future is None:
+            return
+        try:
+            raise_failure(answer)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(answer.result)
+
+    def _fail_all(self, reason: str) -> None:
+        with self._order:
+            self._lost = reason
+            waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_exception(EngineDeadError(reason))
+
+
+def serve_calls(channel: Channel, target: Any) -> None:
+    """Answer calls on `target` until the other end closes the pipe (the worker's main loop)."""
+    while True:
+        try:
+            frame = channel.receive()
+        except ChannelClosed:
+            return
+        call_id = 0
+        try:
+            call = _calls.decode(frame)
+            call_id = call.call_id
+            answer = UtilityOutput(
+                call_id, result=tagged(perform(target, call.method, call.args, call.kwargs, call.timeout_s))
+            )
+        except Exception as error:
+            logger.debug("call failed", exc_info=True)
+            answer = failure(call_id, error)
+        try:
+            channel.send(_encoder.encode(answer))
+        except ChannelClosed:
+            return
+
+
+def perform(
+    target: Any,
+    method: str | Callable[..., Any],
+    args: list[Any] | tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    timeout_s: float | None = None,
+) -> Any:
+    """Call `target.method(*args)`, or `method(target, *args)` for a function.
+
+    Raises NotImplementedError for a name the target does not have, TypeError for a method
+    that is neither a name nor a function, TimeoutError past `timeout_s`.
+    """
+    if isinstance(method, str):
+        bound = getattr(target, method, None)
+        if not callable(bound):
+            raise NotImplementedError(f"the worker has no method {method!r}")
+        return call_with_limit(lambda: bound(*args, **(kwargs or {})), timeout_s, method)
+    if not callable(method):
+        raise TypeError(f"method must be a name or a function, not {type(method).__name__}")
+    name = getattr(method, "__name__", "function")
+    return call_with_limit(lambda: method(target, *args, **(kwargs or {})), timeout_s, name)

@@ -1,0 +1,1 @@
+"""The worker process: model, KV tensors, batch and sampler on one device."""

@@ -1,0 +1,1 @@
+"""Attention backends and how one is chosen."""

@@ -1,0 +1,1 @@
+"""The ranks a model is split over."""

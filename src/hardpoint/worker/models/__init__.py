@@ -1,0 +1,1 @@
+"""Model classes and what they are built with."""

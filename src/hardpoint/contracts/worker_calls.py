@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from hardpoint.errors import HardpointError
+import hardpoint.errors
+from hardpoint.errors import HardpointError, VLLMValidationError
 
 
 class RemoteCallError(HardpointError):
@@ -24,7 +25,10 @@ def describe_error(error: BaseException) -> tuple[str, str]:
 
 
 def rebuild_error(failure_type: str | None, text: str, origin: str = "") -> Exception:
-    """The like of an error raised elsewhere: the same class for built-in ones, else `RemoteCallError`."""
+    """The like of an error raised elsewhere: the same class for built-in ones and ours, else `RemoteCallError`."""
+    ours = getattr(hardpoint.errors, failure_type or "", None)
+    if isinstance(ours, type) and issubclass(ours, HardpointError | VLLMValidationError):
+        return ours(text)
     kind = getattr(builtins, failure_type or "", None)
     if isinstance(kind, type) and issubclass(kind, Exception) and kind.__init__ in _PLAIN_INITS:
         return kind(text)

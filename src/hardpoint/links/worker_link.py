@@ -6,15 +6,18 @@ every call that waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+import msgspec
+
+from hardpoint.contracts.worker_calls import call_worker, describe_error, rebuild_error
 from hardpoint.errors import EngineDeadError
-from hardpoint.links.calls import call_with_limit, failure, raise_failure
 from hardpoint.links.channel import Channel, ChannelClosed
 from hardpoint.links.codec import CodecError, Decoder, Encoder, tagged
 from hardpoint.log import init_logger
@@ -30,8 +33,8 @@ _answers = Decoder(UtilityOutput)
 
 def encode_call(
     method: str | Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     call_id: int = 0,
 ) -> bytes:
@@ -61,8 +64,8 @@ class WorkerLink:
     def submit(
         self,
         method: str | Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Future[Any]:
         """Send a call; the future holds its result, what it raised, or EngineDeadError."""
@@ -82,13 +85,13 @@ class WorkerLink:
     def call(
         self,
         method: str | Callable[..., Any],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
     ) -> Any:
         """Call and wait.
 
-        Raises what the worker raised (see `raise_failure`), TimeoutError, or EngineDeadError
+        Raises what the worker raised (see `rebuild_error`), TimeoutError, or EngineDeadError
         when the worker ends meanwhile.
         """
         future = self.submit(method, args, kwargs, timeout_s)
@@ -117,12 +120,10 @@ class WorkerLink:
             future = self._waiting.pop(answer.call_id, None)
         if future is None:
             return
-        try:
-            raise_failure(answer)
-        except Exception as error:
-            future.set_exception(error)
-        else:
+        if answer.failure_message is None:
             future.set_result(answer.result)
+        else:
+            future.set_exception(rebuild_error(answer.failure_type, answer.failure_message, self.name))
 
     def _fail_all(self, reason: str) -> None:
         with self._order:
@@ -134,45 +135,19 @@ class WorkerLink:
 
 def serve_calls(channel: Channel, target: Any) -> None:
     """Answer calls on `target` until the other end closes the pipe (the worker's main loop)."""
-    while True:
-        try:
-            frame = channel.receive()
-        except ChannelClosed:
-            return
-        call_id = 0
-        try:
-            call = _calls.decode(frame)
-            call_id = call.call_id
-            answer = UtilityOutput(
-                call_id, result=tagged(perform(target, call.method, call.args, call.kwargs, call.timeout_s))
-            )
-        except Exception as error:
-            logger.debug("call failed", exc_info=True)
-            answer = failure(call_id, error)
-        try:
-            channel.send(_encoder.encode(answer))
-        except ChannelClosed:
-            return
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            channel.send(_answer(channel.receive(), target))
 
 
-def perform(
-    target: Any,
-    method: str | Callable[..., Any],
-    args: list[Any] | tuple[Any, ...] = (),
-    kwargs: dict[str, Any] | None = None,
-    timeout_s: float | None = None,
-) -> Any:
-    """Call `target.method(*args)`, or `method(target, *args)` for a function.
-
-    Raises NotImplementedError for a name the target does not have, TypeError for a method
-    that is neither a name nor a function, TimeoutError past `timeout_s`.
-    """
-    if isinstance(method, str):
-        bound = getattr(target, method, None)
-        if not callable(bound):
-            raise NotImplementedError(f"the worker has no method {method!r}")
-        return call_with_limit(lambda: bound(*args, **(kwargs or {})), timeout_s, method)
-    if not callable(method):
-        raise TypeError(f"method must be a name or a function, not {type(method).__name__}")
-    name = getattr(method, "__name__", "function")
-    return call_with_limit(lambda: method(target, *args, **(kwargs or {})), timeout_s, name)
+def _answer(frame: bytes, target: Any) -> bytes:
+    # Read on its own: a call that cannot be decoded still gets its answer.
+    call_id = msgspec.msgpack.decode(msgspec.msgpack.decode(frame, type=list[msgspec.Raw])[0], type=int)
+    try:
+        call = _calls.decode(frame)
+        result = call_worker(target, call.method, call.args, call.kwargs, call.timeout_s)
+        return _encoder.encode(UtilityOutput(call_id, result=tagged(result)))
+    except Exception as error:
+        logger.debug("a call failed", exc_info=True)
+        kind, text = describe_error(error)
+        return _encoder.encode(UtilityOutput(call_id, failure_message=text or kind, failure_type=kind))

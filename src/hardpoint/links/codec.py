@@ -46,6 +46,7 @@ class _Tag(enum.IntEnum):
     DTYPE = 9
     PICKLED = 10
     BIG_INT = 11
+    MAP = 12
 
 
 class CodecError(HardpointError):
@@ -114,8 +115,11 @@ def _list(value: list[Any], depth: int) -> list[Any]:
     return [tagged(item, depth) for item in value]
 
 
-def _dict(value: dict[Any, Any], depth: int) -> dict[Any, Any]:
-    return {tagged(key, depth): tagged(item, depth) for key, item in value.items()}
+def _dict(value: dict[Any, Any], depth: int) -> Any:
+    items = [tagged(item, depth) for item in value.values()]
+    if _SCALARS.issuperset(map(type, value)):
+        return dict(zip(value, items, strict=True))
+    return _ext(_Tag.MAP, [[tagged(key, depth) for key in value], items])
 
 
 _CONTAINERS: dict[type, Callable[[Any, int], Any]] = {
@@ -200,13 +204,13 @@ def _pickled(value: Any, kind: type) -> msgspec.msgpack.Ext:
             "VLLM_ALLOW_INSECURE_SERIALIZATION=1 to have functions and other objects pickled",
         )
     try:
-        return msgspec.msgpack.Ext(_Tag.PICKLED, cloudpickle.dumps(value))
+        return msgspec.msgpack.Ext(int(_Tag.PICKLED), cloudpickle.dumps(value))
     except Exception as error:
         raise CodecError(f"a {_name(kind)} cannot be pickled: {error}", code="codec-pickle") from error
 
 
 def _ext(tag: _Tag, payload: Any) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(tag, _PLAIN.encode(payload))
+    return msgspec.msgpack.Ext(int(tag), _PLAIN.encode(payload))
 
 
 def _encode_leaf(value: Any) -> Any:
@@ -274,13 +278,16 @@ def _decode_object(parts: list[Any]) -> Any:
         raise ValueError(f"{parts[0]} is not a record with {len(state)} fields")
     if issubclass(kind, tuple):
         return kind(*state)
+    fields = dict(zip(names, state, strict=True))
     # As sent: the sender's constructor has checked and completed the fields already.
-    value = kind.__new__(kind)
-    for name, item in zip(names, state, strict=True):
-        if dataclasses.is_dataclass(kind):
-            object.__setattr__(value, name, item)
-        else:
+    if issubclass(kind, msgspec.Struct):
+        value = kind(**fields)
+        for name, item in fields.items():
             msgspec.structs.force_setattr(value, name, item)
+        return value
+    value = kind.__new__(kind)
+    for name, item in fields.items():
+        object.__setattr__(value, name, item)
     return value
 
 
@@ -309,6 +316,7 @@ _DECODE: Mapping[int, Callable[[Any], Any]] = {
     _Tag.CLASS: _decode_class,
     _Tag.DTYPE: _torch_dtype,
     _Tag.BIG_INT: int,
+    _Tag.MAP: lambda parts: dict(zip(*parts, strict=True)),
 }
 _PLAIN = msgspec.msgpack.Encoder()
 

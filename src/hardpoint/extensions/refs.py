@@ -52,6 +52,12 @@ def load_ref(ref: str) -> Any:
 
 def resolve_obj_by_qualname(qualname: str) -> Any:
     """Import what `pkg.module.Class` names, split at the last dot; errors as `load_ref`."""
+    module_name, attribute = ref_from_qualname(qualname).split(":")
+    return _walk(_import(module_name, qualname), attribute, qualname)
+
+
+def ref_from_qualname(qualname: str) -> str:
+    """Turn `pkg.module.Class` into `pkg.module:Class` without importing; RefShapeError when it has no dot."""
     module_name, _, attribute = qualname.rpartition(".") if isinstance(qualname, str) else ("", "", "")
     if not module_name or not attribute:
         raise RefShapeError(
@@ -59,7 +65,7 @@ def resolve_obj_by_qualname(qualname: str) -> Any:
             code="ref-shape",
             fix="write it with its module, such as my_package.workers.MyWorker",
         )
-    return _walk(_import(module_name, qualname), attribute, qualname)
+    return f"{module_name}:{attribute}"
 
 
 def loaded_ref(ref: str) -> Any | None:

@@ -1,0 +1,38 @@
+"""Errors of extensions, typed as each row's fault column says."""
+
+from __future__ import annotations
+
+from hardpoint.errors import PluginError
+from hardpoint.extensions.rows import Fault
+
+
+class PluginTypeError(PluginError, TypeError):
+    """A plugin's object is of the wrong kind."""
+
+
+class PluginValueError(PluginError, ValueError):
+    """A plugin's object or name is not usable."""
+
+
+class PluginRuntimeError(PluginError, RuntimeError):
+    """A plugin cannot be loaded and the row says to stop."""
+
+
+_ERRORS: dict[Fault, type[PluginError]] = {
+    Fault.STOP_TYPE_ERROR: PluginTypeError,
+    Fault.STOP_VALUE_ERROR: PluginValueError,
+    Fault.STOP_RUNTIME_ERROR: PluginRuntimeError,
+}
+
+
+def error_for(fault: Fault, what: str, *, code: str, origin: str, fix: str) -> PluginError:
+    """The coded error of a fault, of the type its column names."""
+    return _ERRORS.get(fault, PluginError)(what, code=code, origin=origin, fix=fix)
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as `Type: message`; a call of sys.exit says so."""
+    if isinstance(error, SystemExit):
+        return f"it called sys.exit({error.code!r})"
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

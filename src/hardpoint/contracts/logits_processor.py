@@ -89,8 +89,8 @@ class LogitsProcessorV2(ABC):
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:  # noqa: B027 - optional
         """Allocate state for `req_states.max_num_reqs` slots."""
 
-    @classmethod
-    def validate_params(cls, sampling_params: SamplingParams) -> None:  # noqa: B027 - optional
+    @classmethod  # noqa: B027 - optional
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError for request arguments that are not acceptable."""
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
@@ -154,8 +154,8 @@ class LogitsProcessorV1(ABC):
             `extra_args`, else all of the step.
     """
 
-    @classmethod
-    def validate_params(cls, sampling_params: SamplingParams) -> None:  # noqa: B027 - optional
+    @classmethod  # noqa: B027 - optional
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
         """Raise ValueError for request arguments that are not acceptable."""
 
     @abstractmethod

@@ -96,3 +96,7 @@ class Channel:
         with contextlib.suppress(OSError):  # Already closed, or the other end is.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def release(self) -> None:
+        """Close only our descriptor of this end, which a child has inherited."""
+        self._socket.close()

@@ -38,6 +38,7 @@ from hardpoint.types.messages import ChildStart, Hello, Ready, StartFailed
 
 logger = init_logger(__name__)
 _PARENT_POLL_S = 1.0
+_KILL_WAIT_S = 10.0
 _encoder = Encoder()
 _from_child: Decoder[Any] = Decoder(Hello | Ready | StartFailed)  # type: ignore[arg-type]
 
@@ -111,17 +112,19 @@ class Child:
     def stop(self, grace_s: float) -> bool:
         """Ask the child to end, wait `grace_s`, then force it. True when force was not needed.
 
-        In a process forked from the owner this does nothing: the child is not ours there.
+        Closes the channel. In a process forked from the owner this does nothing: the child is
+        not ours there.
         """
         if os.getpid() != self._owner_pid:
             return True
         self.signal(signal.SIGTERM)
-        if self.wait(grace_s):
-            return True
-        logger.warning("%s (pid %d) did not end in %g s and is killed", self.name, self.pid, grace_s)
-        self.kill()
-        self.wait(grace_s)
-        return False
+        ended = self.wait(grace_s)
+        if not ended:
+            logger.warning("%s (pid %d) did not end in %g s and is killed", self.name, self.pid, grace_s)
+            self.kill()
+            self.wait(_KILL_WAIT_S)
+        self.channel.close()
+        return ended
 
     def _watch(self) -> None:
         status = _wait_without_reaping(self.pid)
@@ -182,7 +185,7 @@ def spawn_child(module: str, role: str, index: int = 0, *, arguments: Sequence[s
             fix="check that sys.executable is a Python that has hardpoint",
         ) from error
     finally:
-        theirs.close()
+        theirs.release()
         os.close(life_read)
     name = role if index == 0 else f"{role} {index}"
     child = Child(name, process, ours, life_write)

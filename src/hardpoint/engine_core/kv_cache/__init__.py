@@ -1,0 +1,1 @@
+"""KV cache blocks: hashing, the pool, per-request tables and the memory plan."""

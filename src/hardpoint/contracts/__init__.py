@@ -1,0 +1,1 @@
+"""The public contracts: one module per thing a plugin implements or is handed."""

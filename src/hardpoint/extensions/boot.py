@@ -19,6 +19,7 @@ from hardpoint.extensions.faults import in_words
 from hardpoint.extensions.groups import (
     load_endpoint_plugins,
     load_io_processor_class,
+    load_io_processors,
     load_logits_processors,
     load_stat_logger_plugin_factories,
     resolve_logits_processors,
@@ -176,6 +177,7 @@ __all__ = [
     "load_endpoint_plugins",
     "load_general_plugins",
     "load_io_processor_class",
+    "load_io_processors",
     "load_logits_processors",
     "load_platform_detectors",
     "load_plugins_by_group",

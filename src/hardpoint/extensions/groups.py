@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hardpoint.extensions.discovery import Found, catalogue
-from hardpoint.extensions.faults import PluginRuntimeError, PluginTypeError, PluginValueError, in_words
+from hardpoint.extensions.faults import PluginRuntimeError, PluginValueError, in_words
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.loading import (
     Loaded,
@@ -176,14 +176,10 @@ def _logits_bases() -> tuple[type, ...]:
     return tuple(load_ref(ref) for ref in _LOGITS_BASES)
 
 
-def load_io_processor_class(requested: str) -> type:
-    """The IO-processor class that the plugin named `requested` gives.
-
-    Every plugin of the group that may load is imported and called, as their authors expect.
-    Raises a PluginError that is a ValueError when none is usable or the requested one is not.
-    """
+def load_io_processors() -> dict[str, str]:
+    """Name to class path of the IO-processor plugins that apply; all that may load are called."""
     row = group_row("io_processors")
-    usable: dict[str, tuple[str, Found]] = {}
+    usable: dict[str, str] = {}
     for loaded in load_group(row):
         found = loaded.found
         try:
@@ -193,10 +189,20 @@ def load_io_processor_class(requested: str) -> type:
             fault(row, found, row.call_fails, what, error, code="plugin-call")
             continue
         if isinstance(path, str):
-            usable[found.name] = (path, found)
+            usable[found.name] = path
         elif path is not None:
             _reject(row, found, f"IO processor plugin {found.name!r} gave {_kind(path)}, not a class path or None")
     raise_if_strict("IO processors")
+    return usable
+
+
+def load_io_processor_class(requested: str) -> type:
+    """The IO-processor class that the plugin named `requested` gives.
+
+    Raises a PluginError that is a ValueError when that plugin is not usable, and what importing
+    its class raises.
+    """
+    usable = load_io_processors()
     if requested not in usable:
         known = ", ".join(usable) or "none"
         raise PluginValueError(
@@ -204,8 +210,8 @@ def load_io_processor_class(requested: str) -> type:
             code="plugin-missing",
             fix="install the plugin that provides it, and name it in VLLM_PLUGINS if that is set",
         )
-    path, found = usable[requested]
-    ledger.record("override", row.key, requested, origin=found.origin, detail=path)
+    path = usable[requested]
+    ledger.record("override", "io_processors", requested, detail=path)
     value: type = resolve_obj_by_qualname(path)
     return value
 
@@ -233,10 +239,10 @@ def _kind(value: Any) -> str:
 
 
 __all__ = [
-    "PluginTypeError",
     "installed",
     "load_endpoint_plugins",
     "load_io_processor_class",
+    "load_io_processors",
     "load_logits_processors",
     "load_stat_logger_plugin_factories",
     "origin_label",

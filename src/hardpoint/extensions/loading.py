@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from hardpoint.env import envs
-from hardpoint.errors import PluginError
+from hardpoint.errors import ConfigError, PluginError
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words
 from hardpoint.extensions.ledger import attributing, ledger
@@ -33,6 +33,7 @@ logger = init_logger("hardpoint.extensions")
 SLOW_S = 0.5  # an import or call longer than this is worth telling
 _STUCK_S = 10.0  # an import or call longer than this is told while it runs
 POLICY_VARIABLE = "HARDPOINT_PLUGIN_POLICY"
+POLICIES = ("compatible", "strict")
 
 
 @dataclass(slots=True)
@@ -96,8 +97,15 @@ def set_policy(policy: str) -> None:
 
 
 def is_strict() -> bool:
-    """Whether every skip and every oddity stops the process."""
-    return bool(envs.HARDPOINT_PLUGIN_POLICY == "strict")
+    """Whether every skip and every oddity stops the process; ConfigError for an unknown policy."""
+    policy = envs.HARDPOINT_PLUGIN_POLICY
+    if policy not in POLICIES:
+        raise ConfigError(
+            f"{POLICY_VARIABLE}={policy!r} is no plugin policy",
+            code="plugin-policy",
+            fix=f"use one of {', '.join(POLICIES)}",
+        )
+    return bool(policy == "strict")
 
 
 def load_group(row: Group) -> list[Loaded]:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from hardpoint.errors import ConfigError
+from hardpoint.extensions.groups import load_logits_processors, resolve_logits_processors
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -270,3 +273,21 @@ def process_dict_updates(
         if replaced is not None and direction is MoveDirectionality.SWAP:
             req_entries[source] = replaced
     return changed
+
+
+def load_logits_processor_classes(vllm_config: VllmConfig) -> list[type[LogitsProcessorV1 | LogitsProcessorV2]]:
+    """Every logits-processor class of an engine: installed plugins in order of discovery, then the config's list.
+
+    Used where requests are checked and where they run. Raises what
+    `load_logits_processors` and `resolve_logits_processors` raise; a pooling model takes none.
+    """
+    named = vllm_config.model_config.logits_processors
+    if vllm_config.model_config.runner_type == "pooling":
+        if named:
+            raise ConfigError(
+                "logits_processors is set, and a pooling model has no logits to process",
+                code="logits-processors",
+                fix="leave out --logits-processors",
+            )
+        return []
+    return [*load_logits_processors(), *resolve_logits_processors(named)]

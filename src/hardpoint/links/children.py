@@ -118,12 +118,12 @@ class Child:
         if os.getpid() != self._owner_pid:
             return True
         self.signal(signal.SIGTERM)
+        self.channel.close()
         ended = self.wait(grace_s)
         if not ended:
             logger.warning("%s (pid %d) did not end in %g s and is killed", self.name, self.pid, grace_s)
             self.kill()
             self.wait(_KILL_WAIT_S)
-        self.channel.close()
         return ended
 
     def _watch(self) -> None:

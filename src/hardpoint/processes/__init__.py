@@ -1,0 +1,1 @@
+"""One module per role: what runs in a process from its first line to its exit status."""

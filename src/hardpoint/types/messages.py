@@ -228,3 +228,5 @@ class StartFailed(msgspec.Struct, omit_defaults=True, tag=True):  # child -> par
     origin: str = ""
     fix: str = ""
     traceback: str = ""
+    # Class name of the error, so that the parent can raise its like.
+    kind: str = ""

@@ -1,0 +1,61 @@
+"""Processes that plugins started from a server and that nobody else would end.
+
+A server marks its environment; whatever is started from it, directly or by a child,
+inherits the mark. Linux only: elsewhere other users' tools have to do.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from pathlib import Path
+
+_VARIABLE = "HARDPOINT_RUN_ID"
+_GRACE_S = 1.0
+
+
+def mark_run() -> str:
+    """Mark what this process starts from now on; returns the mark. For servers, not for a user's script."""
+    os.environ[_VARIABLE] = secrets.token_hex(8)
+    return os.environ[_VARIABLE]
+
+
+def end_strays() -> int:
+    """End every other process that carries this run's mark; returns how many there were.
+
+    Politely first, by force after a second.
+    """
+    mark = os.environ.get(_VARIABLE)
+    if not mark:
+        return 0
+    found = _marked(mark)
+    _signal(found, signal.SIGTERM)
+    deadline = time.monotonic() + _GRACE_S
+    left = found
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left = left & _marked(mark)
+    _signal(left, signal.SIGKILL)
+    return len(found)
+
+
+def _marked(mark: str) -> set[int]:
+    wanted = f"{_VARIABLE}={mark}".encode()
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if wanted in entry.read_bytes().split(b"\0"):
+                found.add(int(entry.parent.name))
+        except OSError:
+            continue  # Another user's, or gone.
+    return found - {os.getpid()}
+
+
+def _signal(pids: set[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except OSError:
+            continue

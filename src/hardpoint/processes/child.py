@@ -1,0 +1,89 @@
+"""What every child process does around its own work: attach, boot, report, end."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+from hardpoint.errors import HardpointError
+from hardpoint.extensions.boot import boot
+from hardpoint.extensions.rows import Role
+from hardpoint.links.channel import ChannelClosed
+from hardpoint.links.children import ParentLink, attach
+from hardpoint.log import configure, init_logger
+from hardpoint.types.messages import Hello, StartFailed
+
+logger = init_logger(__name__)
+
+
+def run_child(
+    argv: Sequence[str],
+    role: Role,
+    name: str,
+    body: Callable[[ParentLink], int],
+    parser: argparse.ArgumentParser | None = None,
+) -> int:
+    """Run one child from its first line to its exit status.
+
+    name    the role in log lines
+    body    the work; what it raises is reported to the parent, which tells the user
+    parser  declares the role's own arguments
+    """
+    link = attach(argv, parser)
+    configure(name)
+    try:
+        boot(role)
+        link.send(Hello(pid=os.getpid(), role=name, index=link.index))
+        return body(link)
+    except ChannelClosed:
+        return 1  # The parent gave up, or is gone.
+    except BaseException as error:
+        report_failure(link, error)
+        return 1
+
+
+def report_failure(link: ParentLink, error: BaseException) -> None:
+    """Tell the parent why this process ends; the parent logs it once for the user."""
+    logger.debug("this process ends", exc_info=error)
+    try:
+        link.send(described(error))
+    except ChannelClosed:
+        logger.error("this process ends: %s", error, exc_info=error)
+
+
+def described(error: BaseException) -> StartFailed:
+    """The parts of an error that another process can show."""
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, HardpointError):
+        return StartFailed(error.code, error.what, error.origin, error.fix, trace, type(error).__name__)
+    text = str(error) or "no message"
+    return StartFailed("unexpected", f"{type(error).__name__}: {text}", origin=_place(error), traceback=trace)
+
+
+def _place(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Import what will be needed while the parent still prepares.
+
+    An import that fails is left for the place that needs it, where the error can be explained.
+    """
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            logger.debug("preloading %s failed: %s", module, error)
+
+
+def apply_environ(changes: Mapping[str, str | None]) -> None:
+    """Take over what the parent changed in its environment since it started this process."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -68,6 +68,10 @@ class SchedulerInterface(ABC):
     def add_request(self, request: Any) -> None:
         """Queue a request."""
 
+    def why_impossible(self, request: Any) -> str | None:
+        """Why a request could never run, in words for the client; None when it could. Asked before `add_request`."""
+        return None
+
     @abstractmethod
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Any]:
         """End requests from outside (None: all); ids that are not known are ignored. Return the ended ones."""

@@ -1,0 +1,280 @@
+"""The engine core: workers, KV cache and scheduler put together, and one step after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from hardpoint.contracts.executor import Executor, FailureCallback
+from hardpoint.contracts.kv_cache import KVCacheConfig
+from hardpoint.contracts.scheduler import PauseState, SchedulerInterface
+from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
+from hardpoint.engine_core.refusals import why_refused
+from hardpoint.engine_core.request import BlockHasher, Request
+from hardpoint.engine_core.start import make_scheduler, plan_kv_cache
+from hardpoint.log import init_logger
+from hardpoint.types.finish import FinishReason, RequestStatus
+from hardpoint.types.lora_request import LoRARequest
+from hardpoint.types.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
+from hardpoint.types.schedule import ModelRunnerOutput, SchedulerOutput
+
+if TYPE_CHECKING:
+    from hardpoint.config.sections import VllmConfig
+
+logger = init_logger(__name__)
+
+OutputsByClient = dict[int, EngineCoreOutputs]
+_PAUSE_MODES = ("abort", "wait", "keep")
+
+
+class EngineCore:
+    """Owns every request between the front end and the workers. One thread uses it.
+
+    The constructor returns with the model loaded and the KV cache allocated. What `step` raises
+    means that the engine core cannot go on; an error of one request is an output of that request.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type[Executor],
+        log_stats: bool,
+        executor_fail_callback: FailureCallback | None = None,
+        include_finished_set: bool = False,
+    ) -> None:
+        self.vllm_config = vllm_config
+        self.log_stats = log_stats
+        # Outputs that did not come from a step: refusals, and what a pause has aborted.
+        self._early_outputs: list[tuple[int, EngineCoreOutput]] = []
+        self._drained: Future[None] | None = None
+        self._clear_cache_when_drained = False
+        self.model_executor = executor_class(vllm_config)
+        try:
+            if executor_fail_callback is not None:
+                self.model_executor.register_failure_callback(executor_fail_callback)
+            self.kv_cache_config: KVCacheConfig = plan_kv_cache(vllm_config, self.model_executor)
+            self.scheduler: SchedulerInterface = make_scheduler(
+                vllm_config, self.kv_cache_config, include_finished_set=include_finished_set, log_stats=log_stats
+            )
+            self._block_hasher = self._make_block_hasher()
+        except BaseException:
+            self.model_executor.shutdown()
+            raise
+
+    def _make_block_hasher(self) -> BlockHasher | None:
+        cache = self.vllm_config.cache_config
+        groups = self.kv_cache_config.kv_cache_groups
+        if not cache.enable_prefix_caching or not groups:
+            return None
+        return block_hasher(groups[0].kv_cache_spec.block_size, hash_function(cache.prefix_caching_hash_algo))
+
+    # Requests.
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. One that can never run is answered with an error output in the next step.
+
+        Raises ValueError for an id that is in use, since an output could not say whose it is.
+        """
+        if request.request_id in getattr(self.scheduler, "requests", ()):
+            raise ValueError(f"request id {request.request_id!r} is in use")
+        refusal = why_refused(request, self.vllm_config, self.get_supported_tasks())
+        if refusal is not None:
+            self._refuse(request, refusal)
+            return
+        added = Request.from_engine_core_request(request, self._block_hasher)
+        refusal = self.scheduler.why_impossible(added)
+        if refusal is not None:
+            self._refuse(request, refusal)
+            return
+        self.scheduler.add_request(added)
+        if request.abort_immediately:
+            self._abort_visibly([request.request_id])
+
+    def _refuse(self, request: EngineCoreRequest, reason: str) -> None:
+        output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=reason)
+        self._early_outputs.append((request.client_index, output))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests that nobody waits for any more; unknown ids are ignored and no output is made."""
+        self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+
+    def _abort_visibly(self, request_ids: list[str] | None) -> None:
+        """End requests (None: all) and tell their front ends."""
+        for request in self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
+            output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ABORT)
+            self._early_outputs.append((request.client_index, output))
+
+    def has_work(self) -> bool:
+        """Whether `step` has something to do."""
+        return bool(self._early_outputs) or self.scheduler.has_requests() or self._drained is not None
+
+    # Stepping.
+
+    def step(self) -> tuple[OutputsByClient, bool]:
+        """Plan a step, run it, take in its result.
+
+        Returns the outputs by front end, and whether the model computed something.
+        """
+        outputs: OutputsByClient = {}
+        executed = False
+        if self.scheduler.has_requests():
+            plan = self.scheduler.schedule()
+            outputs = self.scheduler.update_from_output(plan, self._run(plan))
+            executed = plan.total_num_scheduled_tokens > 0
+        self._add_early_outputs(outputs)
+        self._end_drain()
+        return outputs, executed
+
+    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        try:
+            result = self.model_executor.execute_model(plan)
+            if result is None:
+                result = self.model_executor.sample_tokens(self.scheduler.get_grammar_bitmask(plan))
+        except Exception as error:
+            logger.error(
+                "a step with %d tokens of %d requests failed: %s: %s",
+                plan.total_num_scheduled_tokens,
+                len(plan.num_scheduled_tokens),
+                type(error).__name__,
+                error,
+            )
+            raise
+        assert isinstance(result, ModelRunnerOutput), f"the executor returned {type(result).__name__}"
+        return result
+
+    def _add_early_outputs(self, outputs: OutputsByClient) -> None:
+        early, self._early_outputs = self._early_outputs, []
+        for client_index, output in early:
+            batch = outputs.setdefault(client_index, EngineCoreOutputs(outputs=[]))
+            batch.outputs.append(output)
+
+    # Calls by name, from a front end.
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the loaded model can do, e.g. ("generate",)."""
+        return self.model_executor.supported_tasks
+
+    def check_health(self) -> None:
+        """Raise when a worker is gone."""
+        self.model_executor.check_health()
+
+    def get_request_counts(self) -> tuple[int, int]:
+        """(running, waiting)."""
+        return self.scheduler.get_request_counts()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of every worker and return the results in rank order.
+
+        No step runs meanwhile, so a `timeout` (seconds) also bounds how long others wait.
+        """
+        return self.model_executor.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, func: Callable[..., Any]) -> list[Any]:
+        """Call a function with every worker's model."""
+        return self.model_executor.collective_rpc("apply_model", args=(func,))
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget cached blocks; False when some are in use and may not be taken, or there is no connector to reset."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    def reset_mm_cache(self) -> None:
+        """Drop media caches."""
+        self.model_executor.reset_mm_cache()
+
+    def reset_encoder_cache(self) -> None:
+        """Drop encoder outputs, here and in the workers."""
+        self.scheduler.reset_encoder_cache()
+        self.model_executor.reset_encoder_cache()
+
+    def pause_scheduler(self, mode: str = "abort", clear_cache: bool = True) -> Future[None] | None:
+        """Stop running requests; new ones wait until `resume_scheduler`.
+
+        mode         abort: end all requests; wait: let running ones end; keep: freeze them
+        clear_cache  forget cached blocks too; frozen requests are then computed again
+        Returns a future for `wait` while requests run: it is done once they have ended.
+        """
+        if mode not in _PAUSE_MODES:
+            raise ValueError(f"pause mode must be one of {', '.join(_PAUSE_MODES)}, got {mode!r}")
+        if mode == "wait" and self.scheduler.get_request_counts()[0]:
+            self.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+            self._clear_cache_when_drained = clear_cache
+            self._drained = self._drained or Future()
+            return self._drained
+        if mode == "abort":
+            self._abort_visibly(None)
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        if clear_cache:
+            self.scheduler.reset_prefix_cache(reset_running_requests=mode == "keep")
+        return None
+
+    def _end_drain(self) -> None:
+        if self._drained is None or self.scheduler.get_request_counts()[0]:
+            return
+        self.scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        if self._clear_cache_when_drained:
+            self.scheduler.reset_prefix_cache()
+        self._settle_drain()
+
+    def _settle_drain(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None:
+            drained.set_result(None)
+
+    def resume_scheduler(self) -> None:
+        """Undo a pause; a `wait` that has not ended ends now."""
+        self.scheduler.set_pause_state(PauseState.UNPAUSED)
+        self._settle_drain()
+
+    def is_scheduler_paused(self) -> bool:
+        """Whether a pause is on."""
+        return self.scheduler.pause_state is not PauseState.UNPAUSED
+
+    def is_sleeping(self) -> bool:
+        """Never: there is no sleep mode yet."""
+        return False
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Refused: there is no sleep mode yet."""
+        raise NotImplementedError("sleep mode is not supported by this version")
+
+    def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Refused: there is no sleep mode yet."""
+        raise NotImplementedError("sleep mode is not supported by this version")
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Refused: there are no adapters yet."""
+        raise NotImplementedError("LoRA adapters are not supported by this version")
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Refused: there are no adapters yet."""
+        raise NotImplementedError("LoRA adapters are not supported by this version")
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Refused: there are no adapters yet."""
+        raise NotImplementedError("LoRA adapters are not supported by this version")
+
+    def list_loras(self) -> set[int]:
+        """Ids of loaded adapters: none."""
+        return set()
+
+    def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
+        """Start or stop the workers' profilers; ValueError unless --profiler-config names one."""
+        if not self.vllm_config.profiler_config.profiler:
+            raise ValueError("profiling is not configured; start with --profiler-config.profiler torch")
+        self.model_executor.profile(is_start, profile_prefix)
+
+    def save_sharded_state(self, path: str, pattern: str | None = None, max_size: int | None = None) -> None:
+        """Have every worker write its part of the weights."""
+        self.model_executor.save_sharded_state(path, pattern, max_size)
+
+    def shutdown(self) -> None:
+        """End scheduler and workers."""
+        self.scheduler.shutdown()
+        self.model_executor.shutdown()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from copy import deepcopy
 from functools import cached_property
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
@@ -14,6 +16,7 @@ from hardpoint.errors import VLLMValidationError
 
 _SAMPLING_EPS = 1e-5
 _MIN_TEMPERATURE = 1e-2
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
 class SamplingType(enum.IntEnum):
@@ -54,6 +57,11 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, dict=True):
                 f"structured_outputs takes exactly one of {', '.join(kinds)}; found {found}",
                 parameter="structured_outputs",
             )
+        if not getattr(self, given[0]):
+            raise VLLMValidationError(
+                f"structured_outputs.{given[0]} constrains nothing: {getattr(self, given[0])!r}",
+                parameter="structured_outputs",
+            )
 
 
 class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
@@ -62,6 +70,17 @@ class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True):
     max_pattern_size: int = 0
     min_pattern_size: int = 0
     min_count: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = (self.max_pattern_size, self.min_pattern_size, self.min_count)
+        if min(sizes) < 0 or self.min_pattern_size > self.max_pattern_size:
+            raise VLLMValidationError(
+                "repetition_detection needs 0 <= min_pattern_size <= max_pattern_size", parameter="repetition_detection"
+            )
+        if self.max_pattern_size and self.min_count < 2:
+            raise VLLMValidationError(
+                "repetition_detection needs a min_count of at least 2", parameter="repetition_detection"
+            )
 
 
 class BeamSearchParams(msgspec.Struct, omit_defaults=True):
@@ -76,6 +95,39 @@ class BeamSearchParams(msgspec.Struct, omit_defaults=True):
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     watermarking: bool | None = None
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
+
+
+# field, test, what must hold. A comparison with NaN is false, so NaN fails each range.
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("n", lambda v: _whole(v, 1), "an integer, at least 1"),
+    ("presence_penalty", lambda v: -2.0 <= v <= 2.0, "in [-2, 2]"),
+    ("frequency_penalty", lambda v: -2.0 <= v <= 2.0, "in [-2, 2]"),
+    ("repetition_penalty", lambda v: 0.0 < v < inf, "a finite number greater than 0"),
+    ("temperature", lambda v: 0.0 <= v < inf, "a finite number, at least 0"),
+    ("top_p", lambda v: 0.0 < v <= 1.0, "in (0, 1]"),
+    ("top_k", lambda v: _whole(v, -1), "an integer: -1 or 0 for all, or at least 1"),
+    ("min_p", lambda v: 0.0 <= v <= 1.0, "in [0, 1]"),
+    ("seed", lambda v: v is None or (_whole(v, _INT64_MIN) and v <= _INT64_MAX), "a 64-bit integer"),
+    ("max_tokens", lambda v: v is None or _whole(v, 1), "an integer, at least 1"),
+    ("min_tokens", lambda v: _whole(v, 0), "an integer, at least 0"),
+    ("logprobs", lambda v: v is None or _whole(v, -1), "an integer: -1 for all, or at least 0"),
+    ("prompt_logprobs", lambda v: v is None or _whole(v, -1), "an integer: -1 for all, or at least 0"),
+    ("stream_interval", lambda v: v is None or _whole(v, 1), "an integer, at least 1"),
+    ("thinking_token_budget", lambda v: v is None or _whole(v, 0), "an integer, at least 0 (or -1 for no limit)"),
+)
+
+
+def _clamped_bias(bias: Any) -> dict[int, float]:
+    try:
+        return {int(token): min(100.0, max(-100.0, float(value))) for token, value in bias.items()}
+    except (TypeError, ValueError, AttributeError):
+        raise VLLMValidationError(
+            f"logit_bias must map token ids to numbers, got {bias!r}", parameter="logit_bias"
+        ) from None
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
@@ -133,78 +185,142 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         """Build from keyword arguments where None means "the default".
 
         `max_tokens=None` is kept: it means "up to the context length". Biases are
-        clamped to [-100, 100] as OpenAI's API describes.
+        clamped to [-100, 100] as OpenAI's API describes, their ids may be texts.
         """
-        bias = given.get("logit_bias")
-        if bias is not None:
-            given["logit_bias"] = {int(token): min(100.0, max(-100.0, value)) for token, value in bias.items()}
+        if given.get("logit_bias") is not None:
+            given["logit_bias"] = _clamped_bias(given["logit_bias"])
         keep_none = {"max_tokens"}
         return SamplingParams(**{k: v for k, v in given.items() if v is not None or k in keep_none})
 
     def __post_init__(self) -> None:
-        if 0 < self.temperature < _MIN_TEMPERATURE:
-            self.temperature = max(self.temperature, _MIN_TEMPERATURE)
+        self._normalise()
+        self._check_ranges()
+        self._check_lists()
+        self._derive()
+
+    def _normalise(self) -> None:
         if self.seed == -1:
             self.seed = None
-        if isinstance(self.stop, str):
-            self.stop = [self.stop]
-        self.stop = list(self.stop) if self.stop else []
-        self.stop_token_ids = list(self.stop_token_ids) if self.stop_token_ids else []
-        self.bad_words = list(self.bad_words) if self.bad_words else []
         if self.thinking_token_budget == -1:
             self.thinking_token_budget = None
         if self.logprobs is True:
             self.logprobs = 1
         if self.prompt_logprobs is True:
             self.prompt_logprobs = 1
-        if self.stop and not self.include_stop_str_in_output and not self.output_text_buffer_length:
-            self.output_text_buffer_length = max(len(text) for text in self.stop) - 1
-        self._verify()
+        self.stop = [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+        self.stop_token_ids = list(self.stop_token_ids or ())
+        self.bad_words = list(self.bad_words or ())
+
+    def _derive(self) -> None:
+        if 0 < self.temperature < _MIN_TEMPERATURE:
+            self.temperature = _MIN_TEMPERATURE
         if self.temperature < _SAMPLING_EPS:
             self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+        if self.stop and not self.include_stop_str_in_output and not self.output_text_buffer_length:
+            self.output_text_buffer_length = max(len(text) for text in self.stop) - 1
         if not self._all_stop_token_ids:
-            self._all_stop_token_ids = set(self.stop_token_ids)
+            self._all_stop_token_ids = set(self.stop_token_ids or ())
         if self.skip_reading_prefix_cache is None:
             # Prompt log-probabilities need every prompt position computed.
             self.skip_reading_prefix_cache = self.prompt_logprobs is not None
 
-    def _verify(self) -> None:
-        for name, ok, rule in self._rules():
-            if not ok:
-                raise VLLMValidationError(
-                    f"{name} must be {rule}, got {getattr(self, name)!r}", parameter=name, value=getattr(self, name)
-                )
+    def _check_ranges(self) -> None:
+        for name, test, rule in _RULES:
+            value = getattr(self, name)
+            try:
+                holds = test(value)
+            except TypeError:
+                holds = False
+            if not holds:
+                raise VLLMValidationError(f"{name} must be {rule}, got {value!r}", parameter=name, value=value)
+        limit = envs.VLLM_MAX_N_SEQUENCES
+        if self.n > limit:
+            raise VLLMValidationError(f"n must be at most {limit}, got {self.n}", parameter="n", value=self.n)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise VLLMValidationError(
                 f"min_tokens must not exceed max_tokens={self.max_tokens}, got {self.min_tokens}",
                 parameter="min_tokens",
                 value=self.min_tokens,
             )
-        if any(not text for text in self.stop or ()):
-            raise VLLMValidationError("stop must not contain an empty string", parameter="stop")
+
+    def _check_lists(self) -> None:
+        for name, kind in (("stop", str), ("stop_token_ids", int), ("bad_words", str), ("allowed_token_ids", int)):
+            wrong = [value for value in getattr(self, name) or () if not isinstance(value, kind)]
+            if wrong:
+                raise VLLMValidationError(f"{name} must hold {kind.__name__} values, got {wrong[0]!r}", parameter=name)
+        for name in ("stop", "bad_words"):
+            if "" in getattr(self, name):
+                raise VLLMValidationError(f"{name} must not contain an empty string", parameter=name)
         if self.stop and not self.detokenize:
             raise VLLMValidationError(
                 "stop strings need detokenize=True, since text is what they are matched against", parameter="stop"
             )
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise VLLMValidationError(
+                "allowed_token_ids must be None or a non-empty list", parameter="allowed_token_ids"
+            )
+        for token, bias in (self.logit_bias or {}).items():
+            if not isinstance(token, int) or not isinstance(bias, int | float) or not isfinite(bias):
+                raise VLLMValidationError(
+                    f"logit_bias must map token ids to finite numbers, got {token!r}: {bias!r}", parameter="logit_bias"
+                )
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        limit = envs.VLLM_MAX_N_SEQUENCES
-        return [
-            ("n", isinstance(self.n, int) and 1 <= self.n <= limit, f"an integer in [1, {limit}]"),
-            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
-            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
-            ("repetition_penalty", 0.0 < self.repetition_penalty < float("inf"), "greater than 0"),
-            ("temperature", 0.0 <= self.temperature < float("inf"), "a finite number, at least 0"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
-            ("top_k", isinstance(self.top_k, int) and self.top_k >= -1, "an integer, -1 or 0 (all) or at least 1"),
-            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
-            ("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1"),
-            ("min_tokens", self.min_tokens >= 0, "at least 0"),
-            ("logprobs", self.logprobs is None or self.logprobs >= -1, "-1 (all) or at least 0"),
-            ("prompt_logprobs", self.prompt_logprobs is None or self.prompt_logprobs >= -1, "-1 (all) or at least 0"),
-            ("stream_interval", self.stream_interval is None or self.stream_interval >= 1, "at least 1"),
-            ("allowed_token_ids", self.allowed_token_ids != [], "None or a non-empty list"),
-        ]
+    def verify(
+        self,
+        model_config: Any,
+        speculative_config: Any = None,
+        structured_outputs_config: Any = None,
+        tokenizer: Any = None,
+    ) -> None:
+        """Hold the parameters against the served model; raises `VLLMValidationError` naming the field.
+
+        model_config  has `get_vocab_size()` and `max_logprobs` (-1 = the whole vocabulary)
+        """
+        vocabulary = model_config.get_vocab_size() or (len(tokenizer) if tokenizer is not None else 0)
+        self._verify_logprobs(model_config.max_logprobs, vocabulary)
+        if vocabulary:
+            self._verify_token_ids(vocabulary)
+        if tokenizer is None:
+            self._verify_without_tokenizer()
+
+    def _verify_logprobs(self, limit: int, vocabulary: int) -> None:
+        limit = vocabulary if limit == -1 else limit
+        asked = {
+            "logprobs": self.num_logprobs,
+            "prompt_logprobs": self.prompt_logprobs,
+        }
+        for name, count in asked.items():
+            count = vocabulary if count == -1 else count
+            if count is not None and count > limit:
+                raise VLLMValidationError(
+                    f"{name} asks for {count} log-probabilities per token, this server gives at most {limit} "
+                    "(--max-logprobs)",
+                    parameter=name,
+                    value=getattr(self, name),
+                )
+
+    def _verify_token_ids(self, vocabulary: int) -> None:
+        asked = {
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids,
+            "stop_token_ids": self.stop_token_ids,
+            "logprob_token_ids": self.logprob_token_ids,
+        }
+        for name, ids in asked.items():
+            outside = [token for token in ids or () if not 0 <= token < vocabulary]
+            if outside:
+                raise VLLMValidationError(
+                    f"{name} contains token ids outside the vocabulary of {vocabulary}: {outside[:10]}",
+                    parameter=name,
+                    value=outside[:10],
+                )
+
+    def _verify_without_tokenizer(self) -> None:
+        for name in ("stop", "bad_words", "structured_outputs"):
+            if getattr(self, name):
+                raise VLLMValidationError(
+                    f"{name} needs a tokenizer, and the server runs with --skip-tokenizer-init", parameter=name
+                )
 
     @property
     def sampling_type(self) -> SamplingType:
@@ -238,9 +354,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         """Whether the best token is always taken."""
         return self.sampling_type is SamplingType.GREEDY
 
-    def update_from_generation_config(
-        self, generation_config: dict[str, Any], eos_token_id: int | None = None
-    ) -> None:
+    def update_from_generation_config(self, generation_config: dict[str, Any], eos_token_id: int | None = None) -> None:
         """Take the model's end tokens: `eos_token_id` and those of its generation config."""
         if not self.ignore_eos:
             self._eos_token_id = eos_token_id
@@ -257,16 +371,24 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
         """Turn `bad_words` into token sequences, with and without a leading space."""
         if not self.bad_words:
             return
+        words, limit = len(self.bad_words), envs.VLLM_MAX_NUM_BAD_WORDS
+        if words > limit:
+            raise VLLMValidationError(
+                f"bad_words has {words} entries, at most {limit} are allowed", parameter="bad_words", value=words
+            )
         sequences: list[list[int]] = []
         for word in self.bad_words:
-            for lead in ("", " "):
-                ids = tokenizer.encode(lead + word.lstrip(), add_special_tokens=False)
-                # A leading space matters only where it changes the first token but not the length.
-                if ids and (lead == "" or (len(ids) == len(sequences[-1]) and ids[0] != sequences[-1][0])):
-                    sequences.append(ids)
-        limit = tokenizer.max_token_id
-        if any(token > limit for ids in sequences for token in ids):
-            raise VLLMValidationError("bad_words contain tokens outside the vocabulary", parameter="bad_words")
+            plain, spaced = (tokenizer.encode(lead + word.lstrip(), add_special_tokens=False) for lead in ("", " "))
+            if plain:
+                sequences.append(plain)
+            # The spaced form is another word only where the space changes the first token.
+            if plain and len(spaced) == len(plain) and spaced[0] != plain[0]:
+                sequences.append(spaced)
+        count, limit = sum(map(len, sequences)), envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+        if count > limit:
+            raise VLLMValidationError(
+                f"bad_words are {count} tokens long together, at most {limit} are allowed", parameter="bad_words"
+            )
         self._bad_words_token_ids = sequences
 
     def clone(self) -> SamplingParams:
@@ -277,6 +399,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     def for_sampler_warmup() -> SamplingParams:
         """Parameters that touch every sampler path."""
         return SamplingParams(
-            temperature=0.9, top_p=0.9, top_k=50, min_p=0.1, frequency_penalty=0.5, presence_penalty=0.5,
-            repetition_penalty=1.2, min_tokens=2, logit_bias={0: -1.0, 1: 0.5}, logprobs=5, prompt_logprobs=1,
+            temperature=0.9,
+            top_p=0.9,
+            top_k=50,
+            min_p=0.1,
+            frequency_penalty=0.5,
+            presence_penalty=0.5,
+            repetition_penalty=1.2,
+            min_tokens=2,
+            logit_bias={0: -1.0, 1: 0.5},
+            logprobs=5,
+            prompt_logprobs=1,
         )

@@ -322,14 +322,16 @@ def _aliases(tree: nodes.Template, matches: Callable[[nodes.Node], bool], names:
 
 def _base(expression: nodes.Node) -> nodes.Node:
     """What filters and slices are applied to."""
-    inner: nodes.Node | None = expression
-    while inner is not None:
-        expression, inner = inner, None
-        if isinstance(expression, nodes.Filter):
-            inner = expression.node
-        elif isinstance(expression, nodes.Getitem) and isinstance(expression.arg, nodes.Slice):
-            inner = expression.node
-    return expression
+    inner = _inner(expression)
+    return expression if inner is None else _base(inner)
+
+
+def _inner(expression: nodes.Node) -> nodes.Node | None:
+    if isinstance(expression, nodes.Filter):
+        return expression.node
+    if isinstance(expression, nodes.Getitem) and isinstance(expression.arg, nodes.Slice):
+        return expression.node
+    return None
 
 
 def _is_name(expression: nodes.Node, names: set[str]) -> bool:

@@ -204,13 +204,13 @@ class ParentLink:
         self.index = index
         self.options = options
         self._parent_pid = parent_pid
-        self._cleanups: list[Callable[[], None]] = []
+        self._cleanups: list[Callable[[], object]] = []
 
     def send(self, message: Hello | Ready | StartFailed) -> None:
         """Report to the parent."""
         self.channel.send(_encoder.encode(message))
 
-    def on_parent_death(self, cleanup: Callable[[], None]) -> None:
+    def on_parent_death(self, cleanup: Callable[[], object]) -> None:
         """Have `cleanup` run (in another thread, a second or so to finish) when the parent has died."""
         self._cleanups.append(cleanup)
 

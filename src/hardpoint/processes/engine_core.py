@@ -235,13 +235,13 @@ def collect_ledger(core: EngineCore) -> list[dict[str, Any]]:
 def ready_message(core: EngineCore, index: int) -> Ready:
     """What the front end is told once requests can be served."""
     config = core.vllm_config
-    blocks = config.cache_config.num_gpu_blocks or 0
+    blocks, block_tokens = config.cache_config.num_gpu_blocks or 0, config.cache_config.block_size or 0
     return Ready(
         engine_index=index,
         num_gpu_blocks=blocks,
-        kv_cache_size_tokens=blocks * config.cache_config.block_size,
-        max_model_len=config.model_config.max_model_len,
-        block_size=config.cache_config.block_size,
+        kv_cache_size_tokens=blocks * block_tokens,
+        max_model_len=config.model_config.max_model_len or 0,
+        block_size=block_tokens,
         supported_tasks=list(core.get_supported_tasks()),
         ledger=collect_ledger(core),
     )

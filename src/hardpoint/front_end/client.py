@@ -1,0 +1,339 @@
+"""Talking to the engine core: from asyncio, from plain code, or within one process.
+
+Three classes, one manner: requests and aborts go out, `get_output` brings what a step made,
+`call_utility` calls a method of the engine core. When the engine core ends by itself,
+everything that waits raises EngineDeadError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import zmq
+import zmq.asyncio
+
+from hardpoint.contracts.worker_calls import rebuild_error
+from hardpoint.errors import EngineDeadError, StartError
+from hardpoint.front_end.engine_process import EngineProcess
+from hardpoint.links.codec import Decoder, Encoder, tagged
+from hardpoint.links.sockets import connect_dealer
+from hardpoint.log import init_logger
+from hardpoint.types.messages import (
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    UtilityCall,
+    UtilityOutput,
+)
+
+logger = init_logger(__name__)
+_CONNECT_TIMEOUT_MS = 10_000
+# The engine core keeps the limit of a call itself; this is for its answer to arrive.
+_ANSWER_GRACE_S = 2.0
+
+
+class _Wire:
+    """One connected DEALER socket, and how messages look on it."""
+
+    def __init__(self, process: EngineProcess, client_index: int) -> None:
+        self.context = zmq.Context()
+        self.socket = connect_dealer(self.context, process.address, client_index)
+        self._owner_pid = os.getpid()
+        self._encoder = Encoder()
+        self._decoder = Decoder(EngineCoreOutputs)
+        self._ids = itertools.count(1)
+
+    def greet(self) -> None:
+        """Wait until messages pass in both directions."""
+        self.socket.send_multipart([EngineCoreRequestType.WAKEUP.value, b""])
+        if not self.socket.poll(_CONNECT_TIMEOUT_MS):
+            raise StartError("the engine core does not answer on its socket", code="engine-connect")
+        self.socket.recv()
+
+    def frames(self, kind: EngineCoreRequestType, message: Any) -> list[bytes]:
+        """The frames of one message."""
+        return [kind.value, self._encoder.encode(message)]
+
+    def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UtilityCall:
+        """A call with an id of its own. Raises CodecError for an argument that cannot cross."""
+        named = {name: tagged(value) for name, value in kwargs.items()}
+        return UtilityCall(next(self._ids), method, [tagged(value) for value in args], named)
+
+    def decode(self, data: bytes) -> EngineCoreOutputs:
+        """What the engine core sent."""
+        return self._decoder.decode(data)
+
+    def close(self) -> None:
+        """Close the socket; a process forked from the owner leaves it alone."""
+        if os.getpid() == self._owner_pid:
+            self.context.destroy(linger=0)
+
+
+def _release(process: EngineProcess, wire: _Wire, timeout_s: float | None = None) -> None:
+    process.shutdown(timeout_s)
+    wire.close()
+
+
+def _open(process: EngineProcess, client_index: int) -> _Wire:
+    wire = _Wire(process, client_index)
+    try:
+        wire.greet()
+    except BaseException:
+        wire.close()
+        raise
+    process.connected()
+    return wire
+
+
+class AsyncEngineCoreClient:
+    """The engine core for a front end that runs on an event loop.
+
+    Build it once `process.wait_ready()` has returned; use it from one event loop.
+    """
+
+    def __init__(self, process: EngineProcess, client_index: int = 0) -> None:
+        self.process = process
+        self.client_index = client_index
+        self._wire = _open(process, client_index)
+        self._finalizer = weakref.finalize(self, _release, process, self._wire)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: Any = None
+        self._reader: asyncio.Task[None] | None = None
+        self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = asyncio.Queue()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        process.on_death(self._died)
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the engine core has ended; None while it runs."""
+        return self.process.error
+
+    async def add_request_async(self, request: EngineCoreRequest) -> None:
+        """Send one request."""
+        request.client_index = self.client_index
+        await self._send(EngineCoreRequestType.ADD, request)
+
+    async def abort_requests_async(self, request_ids: list[str]) -> None:
+        """Stop requests; after a death there is nothing left to stop."""
+        if request_ids and self.dead_error is None:
+            await self._send(EngineCoreRequestType.ABORT, request_ids)
+
+    async def get_output_async(self) -> EngineCoreOutputs:
+        """Wait for what the next step made. Raises EngineDeadError."""
+        self._start()
+        outputs = await self._outputs.get()
+        if isinstance(outputs, BaseException):
+            raise outputs
+        return outputs
+
+    async def call_utility_async(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of the engine core and return its result.
+
+        Raises the like of what it raised, TimeoutError past `timeout_s`, EngineDeadError.
+        """
+        call = self._wire.call(method, args, kwargs)
+        self._start()
+        assert self._loop is not None
+        future = self._loop.create_future()
+        self._calls[call.call_id] = future
+        try:
+            await self._send(EngineCoreRequestType.UTILITY, call)
+            return await asyncio.wait_for(future, None if timeout_s is None else timeout_s + _ANSWER_GRACE_S)
+        except TimeoutError as error:
+            raise TimeoutError(str(error) or f"{method} was not answered in {timeout_s:g} s") from None
+        finally:
+            self._calls.pop(call.call_id, None)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the engine core and close the connection; a second time does nothing."""
+        if self._reader is not None and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._reader.cancel)
+        if self._finalizer.detach():
+            _release(self.process, self._wire, timeout_s)
+
+    async def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
+        self.process.check()
+        self._start()
+        await self._socket.send_multipart(self._wire.frames(kind, message))
+
+    def _start(self) -> None:
+        """Bind to the running event loop, once."""
+        if self._reader is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        self._socket = zmq.asyncio.Socket.from_socket(self._wire.socket)
+        self._reader = asyncio.create_task(self._read(), name="engine core outputs")
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                outputs = self._wire.decode(await self._socket.recv())
+                if outputs.utility_output is None:
+                    self._outputs.put_nowait(outputs)
+                else:
+                    self._settle(outputs.utility_output)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            logger.exception("outputs of the engine core cannot be read")
+            self._fail(EngineDeadError(f"outputs of the engine core cannot be read: {error}", code="engine-link"))
+
+    def _settle(self, answer: UtilityOutput) -> None:
+        future = self._calls.get(answer.call_id)
+        if future is None or future.done():
+            return
+        if answer.failure_message is None:
+            future.set_result(answer.result)
+        else:
+            future.set_exception(rebuild_error(answer.failure_type, answer.failure_message))
+
+    def _died(self, error: EngineDeadError) -> None:
+        """Called from the thread that watches the engine core."""
+        if self._loop is None or self._loop.is_closed():
+            return  # Nobody waits; `process.check` tells whoever comes.
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: EngineDeadError) -> None:
+        self._outputs.put_nowait(error)
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(error)
+
+
+class SyncClient(Protocol):
+    """What LLMEngine needs of an engine core."""
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send one request."""
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Stop requests."""
+
+    def get_output(self) -> EngineCoreOutputs:
+        """What the next step made."""
+
+    def call_utility(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of the engine core."""
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the engine core."""
+
+
+class SyncEngineCoreClient:
+    """The engine core in its own process, for plain code: calls block."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self.process = process
+        self._wire = _open(process, 0)
+        self._wake_read, self._wake_write = os.pipe()
+        self._finalizer = weakref.finalize(self, _release_sync, process, self._wire, self._wake_read, self._wake_write)
+        self._outputs: deque[EngineCoreOutputs] = deque()
+        self._poller = zmq.Poller()
+        self._poller.register(self._wire.socket, zmq.POLLIN)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        process.on_death(self._died)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Send one request."""
+        self._send(EngineCoreRequestType.ADD, request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Stop requests."""
+        if request_ids:
+            self._send(EngineCoreRequestType.ABORT, request_ids)
+
+    def get_output(self) -> EngineCoreOutputs:
+        """Wait for what the next step made. Raises EngineDeadError."""
+        while not self._outputs:
+            outputs = self._receive(None)
+            if outputs is not None and outputs.utility_output is None:
+                return outputs
+        return self._outputs.popleft()
+
+    def call_utility(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of the engine core and return its result.
+
+        Raises the like of what it raised, TimeoutError past `timeout_s`, EngineDeadError.
+        """
+        call = self._wire.call(method, args, kwargs)
+        self._send(EngineCoreRequestType.UTILITY, call)
+        limit = None if timeout_s is None else timeout_s + _ANSWER_GRACE_S
+        while True:
+            outputs = self._receive(limit)
+            if outputs is None:
+                raise TimeoutError(f"{method} was not answered in {timeout_s:g} s")
+            answer = outputs.utility_output
+            if answer is None:
+                self._outputs.append(outputs)
+            elif answer.call_id == call.call_id:
+                if answer.failure_message is not None:
+                    raise rebuild_error(answer.failure_type, answer.failure_message)
+                return answer.result
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the engine core and close the connection; a second time does nothing."""
+        if self._finalizer.detach():
+            _release_sync(self.process, self._wire, self._wake_read, self._wake_write, timeout_s)
+
+    def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
+        self.process.check()
+        self._wire.socket.send_multipart(self._wire.frames(kind, message))
+
+    def _receive(self, timeout_s: float | None) -> EngineCoreOutputs | None:
+        self.process.check()
+        ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
+        if self._wire.socket in ready:
+            return self._wire.decode(self._wire.socket.recv())
+        self.process.check()
+        return None
+
+    def _died(self, error: EngineDeadError) -> None:
+        os.write(self._wake_write, b"\0")
+
+
+def _release_sync(
+    process: EngineProcess, wire: _Wire, wake_read: int, wake_write: int, timeout_s: float | None = None
+) -> None:
+    _release(process, wire, timeout_s)
+    if os.getpid() == process.owner_pid:
+        os.close(wake_read)
+        os.close(wake_write)
+
+
+class InProcessClient:
+    """The engine core in this process (VLLM_ENABLE_V1_MULTIPROCESSING=0): a step runs when asked for.
+
+    make_core  builds the engine core; it has the methods `add_request`, `abort_requests`, `step`, `shutdown`
+    """
+
+    def __init__(self, make_core: Callable[[], Any]) -> None:
+        self._core = make_core()
+        self._finalizer = weakref.finalize(self, self._core.shutdown)
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Give the engine core one request."""
+        self._core.add_request(request)
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """Stop requests."""
+        if request_ids:
+            self._core.abort_requests(request_ids)
+
+    def get_output(self) -> EngineCoreOutputs:
+        """Run one step and return what it made."""
+        outputs, _ = self._core.step()
+        return outputs.get(0) or EngineCoreOutputs()
+
+    def call_utility(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Call a method of the engine core; it keeps a time limit itself where it has one."""
+        return getattr(self._core, method)(*args, **kwargs)
+
+    def shutdown(self, timeout_s: float | None = None) -> None:
+        """End the engine core; a second time does nothing."""
+        self._finalizer()

@@ -104,8 +104,11 @@ def _boot(now: ProcessState) -> None:
         for loaded in load_group(group_row("general")):
             _call_general(loaded)
         raise_if_strict(f"in {ledger.role}")
-    except BaseException as error:
+    except Exception as error:
         now.failure = error
+        raise
+    except BaseException:
+        now.booted = False  # interrupted: nothing is known to be wrong
         raise
     finally:
         _summarise(now, time.perf_counter() - started)
@@ -124,7 +127,7 @@ def _tell_names() -> None:
     allowlist = Allowlist.read()
     logger.debug("%s", allowlist.in_words())
     for name, remark in allowlist.remarks(catalogue.all()):
-        ledger.record("warn", "VLLM_PLUGINS", name, detail=remark)
+        ledger.record("warn", "VLLM_PLUGINS", name, detail=remark, fix=f"correct {remark.partition(' ')[0]}")
         logger.warning("%s", remark)
         state().problems.append(Problem(None, name, remark))
 
@@ -136,6 +139,7 @@ def _summarise(now: ProcessState, seconds: float) -> None:
     slow = [f"{one.found.name} {one.seconds:.1f} s" for one in now.loaded if one.seconds > SLOW_S]
     parts = [f"loaded {_listed(result.loaded)}", f"left out {_listed(result.left_out)}"]
     parts += [f"failed {_listed(result.failed)}"] if result.failed else []
+    parts += ["stopped by an error"] if now.failure is not None else []
     replaced = [f"{e.key} {e.name} ({e.detail})" for e in ledger.entries(kind="replace", pid=os.getpid())]
     parts += [f"replaced {_listed(replaced)}"] if replaced else []
     parts += [f"slow {_listed(slow)}"] if slow else []

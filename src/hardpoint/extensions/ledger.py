@@ -52,9 +52,9 @@ class Origin:
     @property
     def label(self) -> str:
         """One phrase for messages, such as `acme-store 1.2, vllm.general_plugins: acme`."""
-        if self is BUILT_IN or (self.distribution == "hardpoint" and not self.entry_point):
-            return "built in"
         package = f"{self.distribution} {self.version}".strip() or (f"module {self.module}" if self.module else "")
+        if self.distribution == "hardpoint":
+            package = "built in"
         point = f"{self.group}: {self.entry_point}" if self.entry_point else ""
         return ", ".join(part for part in (package, point) if part) or "code outside a plugin"
 
@@ -76,6 +76,7 @@ class LedgerEntry:
     origin: Origin | None = None
     duration_s: float | None = None
     detail: str = ""
+    fix: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for a message or JSON."""
@@ -112,19 +113,27 @@ class Ledger:
         origin: Origin | None = None,
         duration_s: float | None = None,
         detail: str = "",
+        fix: str = "",
     ) -> LedgerEntry:
         """Append one event of this process; `origin` defaults to whoever is running now."""
         assert kind in KINDS, kind
         who = origin if origin is not None else current_origin()
         with self._lock:
             entry = LedgerEntry(
-                self._next_seq, time.time(), os.getpid(), self.role, kind, key, name, who, duration_s, detail
+                self._next_seq, time.time(), os.getpid(), self.role, kind, key, name, who, duration_s, detail, fix
             )
             self._next_seq += 1
             self._append(entry)
+        self._tell(entry)
+        return entry
+
+    def announce(self, key: str, name: str, origin: Origin, detail: str) -> None:
+        """Tell the listeners that something begins; kept nowhere, as its end will be recorded."""
+        self._tell(LedgerEntry(-1, time.time(), os.getpid(), self.role, "begin", key, name, origin, None, detail))
+
+    def _tell(self, entry: LedgerEntry) -> None:
         for listener in self._listeners:
             listener(entry)
-        return entry
 
     def _append(self, entry: LedgerEntry) -> None:
         if len(self._entries) >= _LIMIT:

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
 from importlib import import_module
+from types import TracebackType
 from typing import Any
 
 from hardpoint.env import envs
@@ -32,6 +33,7 @@ logger = init_logger("hardpoint.extensions")
 
 SLOW_S = 0.5  # an import or call longer than this is worth telling
 _STUCK_S = 10.0  # an import or call longer than this is told while it runs
+_HEAVY = ("torch", "transformers")  # each costs seconds; the ledger tells who brings them in
 POLICY_VARIABLE = "HARDPOINT_PLUGIN_POLICY"
 POLICIES = ("compatible", "strict")
 
@@ -64,7 +66,7 @@ class ProcessState:
     left_out: dict[tuple[str, str], str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     booted: bool = False
-    failure: BaseException | None = None
+    failure: Exception | None = None
     owners: dict[int, tuple[Any, Found]] = field(default_factory=dict)
 
 
@@ -153,6 +155,8 @@ def allowed(row: Group) -> list[Found]:
 
 def _import(row: Group, found: Found) -> Loaded | None:
     started = time.perf_counter()
+    before = [name for name in _HEAVY if name in sys.modules]
+    _show_logger(found)
     try:
         with attributing(found.origin), watching(row, found, "import"), transaction():
             module = import_module(found.module)
@@ -166,8 +170,9 @@ def _import(row: Group, found: Found) -> Loaded | None:
     origin = found.origin_with_file()
     if not found.built_in:
         ledger.know_package(found.module.partition(".")[0], origin)
-    _show_logger(found)
-    ledger.record("load", row.key, found.name, origin=origin, duration_s=seconds, detail=found.value)
+    heavy = [name for name in _HEAVY if name in sys.modules and name not in before]
+    detail = f"{found.value}; it imports {', '.join(heavy)}" if heavy else found.value
+    ledger.record("load", row.key, found.name, origin=origin, duration_s=seconds, detail=detail)
     loaded = Loaded(found, value, seconds)
     state().loaded.append(loaded)
     remember_owner(value, found)
@@ -201,7 +206,7 @@ def wrong_kind(row: Group, found: Found, what: str) -> PluginError:
         row.wrong_type,
         what,
         code="plugin-kind",
-        origin=found.origin.label,
+        origin=f"{found.origin.label}, in {ledger.role}",
         fix=f"let the entry point name {_KINDS.get(row.value, 'the right object')}{_contract(row)}",
     )
 
@@ -220,26 +225,45 @@ _KINDS = {
 def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException, *, code: str) -> None:
     """Apply a fault rule: log and note a skip, or raise the row's error chained to `error`."""
     origin = found.origin_with_file()
-    ledger.record("fault", row.key, found.name, origin=origin, detail=what)
+    fix = _leave_out(found)
+    wrong_kind_error = isinstance(error, PluginError) and error.code == "plugin-kind"
+    if isinstance(error, PluginError) and wrong_kind_error:
+        what, fix, rule = error.what, error.fix, row.wrong_type
+    ledger.record("fault", row.key, found.name, origin=origin, detail=what, fix=fix)
     named = Allowlist.read().names_it(found.name)
     skips = rule in (Fault.SKIP_ERROR, Fault.SKIP_WARNING) or (rule is Fault.SKIP_UNLESS_NAMED and not named)
-    fix = f"mend or uninstall {found.package}, or leave it out with HARDPOINT_PLUGINS_DENY={found.name}"
     if skips or is_strict():
         state().problems.append(Problem(found, found.name, what))
-        ledger.record("skip", row.key, found.name, origin=origin, detail="it failed")
         level = logging.ERROR if rule is Fault.SKIP_ERROR or not skips else logging.WARNING
-        logger.log(level, "%s; it is left out [from %s]. Fix: %s", what, origin.label, fix, exc_info=error)
+        trace = None if wrong_kind_error else (type(error), error, _plugin_part(error.__traceback__))
+        outcome = "it is left out" if skips else "the start stops"
+        logger.log(level, "%s; %s [from %s]. Fix: %s", what, outcome, origin.label, fix, exc_info=trace)
         return
-    if isinstance(error, PluginError) and error.code == "plugin-kind":
+    if wrong_kind_error:
         raise error
     raise error_for(rule, what, code=code, origin=f"{origin.label}, in {ledger.role}", fix=fix) from error
+
+
+def _leave_out(found: Found) -> str:
+    return f"mend or uninstall {found.package}, or leave it out with HARDPOINT_PLUGINS_DENY={found.name}"
+
+
+def _plugin_part(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames of ours and of the import system that lead to the plugin."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith(_LEADING):
+        trace = trace.tb_next
+    return trace
+
+
+_LEADING = ("hardpoint.extensions", "importlib")
 
 
 def _report_duplicate(row: Group, earlier: Found, later: Found) -> None:
     used = "both are used" if row.allow is Allow.IGNORED else f"the one of {later.package} is used"
     what = f"group {row.group} has {later.name!r} twice, from {earlier.package} and from {later.package}: {used}"
-    ledger.record("warn", row.key, later.name, origin=later.origin, detail=what)
-    logger.warning("%s. Fix: uninstall one of the two", what)
+    fix = "uninstall one of the two"
+    ledger.record("warn", row.key, later.name, origin=later.origin, detail=what, fix=fix)
+    logger.warning("%s. Fix: %s", what, fix)
     if row.allow is not Allow.IGNORED:
         state().problems.append(Problem(later, later.name, what))
 
@@ -294,9 +318,10 @@ def watching(row: Group, found: Found, doing: str) -> Iterator[None]:
 
     def tell() -> None:
         what = f"plugin {found.name!r} ({found.package}): its {doing} is still running after {_STUCK_S:g} s"
-        ledger.record("warn", row.key, found.name, origin=found.origin, detail=what)
+        ledger.record("warn", row.key, found.name, origin=found.origin, detail=what, fix=_leave_out(found))
         logger.warning("%s; the start waits for it", what)
 
+    ledger.announce(row.key, found.name, found.origin, doing)
     timer = threading.Timer(_STUCK_S, tell)
     timer.daemon = True
     timer.start()

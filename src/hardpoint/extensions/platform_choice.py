@@ -113,10 +113,10 @@ def _the_plugin(active: list[_Active]) -> str:
         value = resolve_obj_by_qualname(path)
     except Exception as error:
         what = f"platform plugin {found.name!r} gave {path!r}, which cannot be imported: {in_words(error)}"
-        ledger.record("fault", row.key, found.name, origin=found.origin, detail=what)
-        raise PluginError(
-            what, code="plugin-import", origin=found.origin.label, fix=f"mend or uninstall {found.package}"
-        ) from error
+        fix = f"mend or uninstall {found.package}"
+        ledger.record("fault", row.key, found.name, origin=found.origin, detail=what, fix=fix)
+        origin = f"{found.origin.label}, in {ledger.role}"
+        raise PluginError(what, code="plugin-import", origin=origin, fix=fix) from error
     remember_owner(value, found)
     ledger.record("override", row.key, found.name, origin=found.origin_with_file(), detail=f"platform {path}")
     logger.info("platform plugin %r (%s) is activated: %s", found.name, found.package, path)

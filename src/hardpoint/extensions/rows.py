@@ -150,12 +150,17 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigHook:
-    """A config field that names the user's class. `field` is its path in `VllmConfig`."""
+    """A config field that names the user's class.
+
+    field  its path in `VllmConfig`
+    words  values that name something of ours instead, separated by spaces
+    """
 
     key: str
     field: str
     flag: str
     shape: Shape
+    words: str
     contract: str
     roles: Role
     state: State

@@ -1,0 +1,178 @@
+"""`hardpoint plugins list | why | doctor`: what can be extended, by what it is, and what is wrong with it."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hardpoint.extensions.diagnosis import Diagnosis, diagnose
+from hardpoint.extensions.discovery import catalogue
+from hardpoint.extensions.ledger import LedgerEntry
+from hardpoint.extensions.listing import table_as_dict
+from hardpoint.extensions.loading import POLICIES, set_policy
+from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, REGISTRIES
+from hardpoint.extensions.registry import registry
+from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
+from hardpoint.extensions.rows import ConfigHook
+
+_MARKS = {"error": "ERROR", "warning": "WARNING", "note": "note"}
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the `plugins` command and its three sub-commands."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "plugins", help="list extension points and plugins, explain one, find faults", description=__doc__
+    )
+    commands = parser.add_subparsers(dest="plugins_command", metavar="list|why|doctor", required=True)
+    listing = commands.add_parser("list", help="groups, registries, hooks and what is installed; imports no plugin")
+    why = commands.add_parser("why", help="what happened to one entry: boots every role and prints the ledger")
+    why.add_argument("key", help="a key of `plugins list`, such as models or stat_loggers")
+    why.add_argument("name", help="the name of the entry")
+    doctor = commands.add_parser("doctor", help="boot every role and report what fails, with the fix")
+    doctor.add_argument("--timeout", type=float, default=60.0, help="seconds each role may take (default 60)")
+    for row in _single_value_hooks():
+        doctor.add_argument(row.flag, dest=f"hook_{row.key}", help=f"check this value too ({row.shape.value})")
+    for command in (why, doctor):
+        command.add_argument("--plugin-policy", choices=POLICIES, help="strict: every skip counts as a stop")
+    for command in (listing, why, doctor):
+        command.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _single_value_hooks() -> list[ConfigHook]:
+    """The hooks whose flag holds nothing but their value."""
+    return [row for row in CONFIG_HOOKS if row.flag == "--" + row.key.replace("_", "-")]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the chosen sub-command; the exit status."""
+    if getattr(args, "plugin_policy", None):
+        set_policy(args.plugin_policy)
+    if args.plugins_command == "list":
+        return _list(args.json)
+    if args.plugins_command == "why":
+        return _why(args.key, args.name, args.json)
+    return _doctor(args)
+
+
+def _list(as_json: bool) -> int:
+    table = table_as_dict()
+    if as_json:
+        print(json.dumps(table, indent=2))
+        return 0
+    print(table["allowlist"])
+    for remark in table["remarks"]:
+        print(f"WARNING: {remark}")
+    print("\nGroups (entry points of installed packages)")
+    for group in table["groups"]:
+        print(f"  {group['key']:<18} {group['group']:<26} {group['roles']}{_planned(group)}")
+        for point in group["entries"]:
+            package = "built in" if point["built_in"] else f"{point['distribution']} {point['version']}"
+            verdict = "loads" if point["loads"] else f"left out: {point['why_not']}"
+            print(f"      {point['name']} = {point['value']}  ({package})  {verdict}")
+    print("\nRegistries (plugins add to them; built-in entries shown)")
+    for one in table["registries"]:
+        print(f"  {one['key']:<27} {', '.join(e['name'] for e in one['entries']) or '-'}{_planned(one)}")
+    print("\nConfig hooks")
+    for hook in table["config_hooks"]:
+        print(f"  {hook['key']:<27} {hook['flag']:<32} {hook['format']}{_planned(hook)}")
+    print("\nPlatform hooks (methods of the active platform)")
+    for hook in table["platform_hooks"]:
+        print(f"  {hook['key']:<34} {hook['moment']}{_planned(hook)}")
+    return 0
+
+
+def _planned(row: dict[str, Any]) -> str:
+    return "  [planned]" if row["state"] == "planned" else ""
+
+
+def _why(key: str, name: str, as_json: bool) -> int:
+    row_key = _row_key(key)
+    if row_key is None:
+        near = difflib.get_close_matches(key, _keys(), n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"keys are: {', '.join(_keys())}"
+        print(f"there is no extension point {key!r}; {hint}", file=sys.stderr)
+        return 2
+    entries = [entry for report in _boot_all(60.0, {}) for entry in report.entries if entry.key == row_key]
+    events = [entry for entry in entries if entry.name == name]
+    built_in = _built_in(row_key, name)
+    if as_json:
+        print(json.dumps({"key": row_key, "name": name, "built_in": built_in, "events": [e.to_dict() for e in events]}))
+        return 0 if events or built_in else 1
+    if built_in:
+        print(f"{row_key} {name}: built in, {built_in}")
+    for role in dict.fromkeys(entry.role for entry in events):
+        print(f"{role}:")
+        for entry in events:
+            if entry.role == role:
+                print(f"  {_event(entry)}")
+    if not events and not built_in:
+        known = sorted({entry.name for entry in entries} | set(_built_in_names(row_key)))
+        near = difflib.get_close_matches(name, known, n=3) or known[:20]
+        print(f"nothing is known of {row_key} {name!r}; there are: {', '.join(near) or 'none'}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _event(entry: LedgerEntry) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(entry.time))
+    took = f" {entry.duration_s * 1000:.0f} ms" if entry.duration_s is not None else ""
+    who = f" [{entry.origin.label}]" if entry.origin is not None else ""
+    return f"{clock} {entry.kind:<9}{took} {entry.detail}{who}".rstrip()
+
+
+def _keys() -> list[str]:
+    return [row.key for row in (*GROUPS, *REGISTRIES, *CONFIG_HOOKS)]
+
+
+def _row_key(key: str) -> str | None:
+    by_group = {row.group: row.key for row in GROUPS}
+    known = by_group.get(key, key)
+    return known if known in _keys() or known in ("config", "VLLM_PLUGINS") else None
+
+
+def _built_in_names(key: str) -> dict[str, str]:
+    if key in [row.key for row in REGISTRIES]:
+        return {entry.name: entry.target for entry in registry(key).entries() if entry.built_in}
+    found = [f for row in GROUPS if row.key == key for f in catalogue.group(row.group)]
+    return {f.name: f.value for f in found if f.built_in}
+
+
+def _built_in(key: str, name: str) -> str:
+    return _built_in_names(key).get(name, "")
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    choices = {row.key: getattr(args, f"hook_{row.key}") for row in _single_value_hooks()}
+    reports = _boot_all(args.timeout, {key: value for key, value in choices.items() if value})
+    found = diagnose(reports, args.timeout)
+    bad = any(one.severity != "note" for one in found)
+    if args.json:
+        print(json.dumps({"healthy": not bad, "roles": _times(reports), "findings": [one.to_dict() for one in found]}))
+        return int(bad)
+    print("booted " + ", ".join(f"{role} ({seconds:.2f} s)" for role, seconds in _times(reports).items()))
+    for line in _lines(found):
+        print(line)
+    if not bad:
+        print("no fault found")
+    return int(bad)
+
+
+def _times(reports: Iterable[BootReport]) -> dict[str, float]:
+    return {report.role: round(report.seconds, 3) for report in reports}
+
+
+def _lines(found: list[Diagnosis]) -> list[str]:
+    return [f"{_MARKS[one.severity]}: {one.what} ({', '.join(one.roles)}). Fix: {one.fix}" for one in found]
+
+
+def _boot_all(timeout_s: float, choices: dict[str, str]) -> list[BootReport]:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return list(pool.map(lambda role: boot_in_child(role, choices=choices, timeout_s=timeout_s), ROLES))

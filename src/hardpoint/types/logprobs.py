@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, MutableSequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -62,9 +63,12 @@ class LogprobsTensors(NamedTuple):
         )
 
 
-@dataclass
-class FlatLogprobs:
-    """Append-only flat storage of many positions; reads like a list of dicts."""
+@dataclass(eq=False)
+class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
+    """Append-only flat storage of many positions; reads like a list of dicts.
+
+    Cheaper than dicts for long outputs: six lists however many positions there are.
+    """
 
     start_indices: list[int] = field(default_factory=list)
     end_indices: list[int] = field(default_factory=list)
@@ -73,9 +77,9 @@ class FlatLogprobs:
     ranks: list[int | None] = field(default_factory=list)
     decoded_tokens: list[str | None] = field(default_factory=list)
 
-    def append(self, position: LogprobsOnePosition | None) -> None:
+    def append(self, value: LogprobsOnePosition | None) -> None:
         """Add one position; None (the first prompt token) adds an empty one."""
-        entries = position or {}
+        entries = value or {}
         self.append_fast(
             list(entries),
             [entry.logprob for entry in entries.values()],
@@ -85,10 +89,10 @@ class FlatLogprobs:
 
     def append_fast(
         self,
-        token_ids: list[int],
-        logprobs: list[float],
-        ranks: list[int | None],
-        decoded_tokens: list[str | None],
+        token_ids: Iterable[int],
+        logprobs: Iterable[float],
+        ranks: Iterable[int | None],
+        decoded_tokens: Iterable[str | None],
     ) -> None:
         """Add one position without building a dict."""
         self.start_indices.append(len(self.token_ids))
@@ -98,17 +102,41 @@ class FlatLogprobs:
         self.decoded_tokens.extend(decoded_tokens)
         self.end_indices.append(len(self.token_ids))
 
-    def extend(self, positions: PromptLogprobs) -> None:
+    def extend(self, values: Iterable[LogprobsOnePosition | None]) -> None:
         """Add several positions."""
-        for position in positions:
+        for position in list(values) if values is self else values:
             self.append(position)
 
     def __len__(self) -> int:
         return len(self.start_indices)
 
-    def __getitem__(self, index: int) -> LogprobsOnePosition:
-        start, end = self.start_indices[index], self.end_indices[index]
-        return {
-            self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
-            for i in range(start, end)
-        }
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, FlatLogprobs):
+            return list(self) == list(other)
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @overload
+    def __getitem__(self, index: int) -> LogprobsOnePosition: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+
+    def __getitem__(self, index: int | slice) -> LogprobsOnePosition | FlatLogprobs:
+        if isinstance(index, slice):
+            part = FlatLogprobs()
+            part.extend(self[place] for place in range(*index.indices(len(self))))
+            return part
+        entries = range(self.start_indices[index], self.end_indices[index])
+        return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in entries}
+
+    def __setitem__(self, index: int | slice, value: object) -> None:
+        raise TypeError("FlatLogprobs only grows: positions cannot be replaced")
+
+    def __delitem__(self, index: int | slice) -> None:
+        raise TypeError("FlatLogprobs only grows: positions cannot be removed")
+
+    def insert(self, index: int, value: LogprobsOnePosition | None) -> None:
+        """Refused with TypeError."""
+        raise TypeError("FlatLogprobs only grows at its end")

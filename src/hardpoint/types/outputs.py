@@ -83,8 +83,13 @@ class RequestOutput:
         self.finished |= next_output.finished
         self.metrics = next_output.metrics or self.metrics
         self.kv_transfer_params = next_output.kv_transfer_params or self.kv_transfer_params
+        self.ec_transfer_params = next_output.ec_transfer_params or self.ec_transfer_params
+        if next_output.prompt_logprobs is not None:
+            self.prompt_logprobs = next_output.prompt_logprobs
         if next_output.num_cached_tokens is not None:
             self.num_cached_tokens = next_output.num_cached_tokens
+        if next_output.num_cache_creation_tokens is not None:
+            self.num_cache_creation_tokens = next_output.num_cache_creation_tokens
         at = {output.index: i for i, output in enumerate(self.outputs)}
         for new in next_output.outputs:
             if new.index not in at:

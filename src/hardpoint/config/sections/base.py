@@ -49,7 +49,8 @@ class Section:
     def check(self) -> None:
         """Hold every field against its declared type and bounds."""
         for name, kind in _checked_fields(type(self)):
-            value = self.__dict__.get(name)
+            # Not from __dict__: a derived field's default lives on the class.
+            value = getattr(self, name, None)
             if not isinstance(value, Section):
                 check_value(f"{section_name(type(self))}.{name}", value, kind)
 

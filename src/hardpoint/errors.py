@@ -6,6 +6,7 @@ HardpointError
 ├── PluginError          a plugin that cannot be loaded or misbehaves
 ├── ModelFileError       a model folder or file that cannot be used
 ├── StartError           a process that cannot start (port taken, child died)
+├── CodecError           a value that cannot cross a process line
 ├── EngineDeadError      the engine core is gone; every request ends with this
 └── EngineGenerateError  one request failed inside the engine
 VLLMValidationError      a request asks for something it cannot have       (a ValueError; HTTP 400)
@@ -61,6 +62,10 @@ class ModelFileError(HardpointError):
 
 class StartError(HardpointError):
     """A process that cannot start."""
+
+
+class CodecError(HardpointError):
+    """A value that cannot cross a process line, or bytes that are not one of our messages."""
 
 
 class EngineDeadError(HardpointError):

@@ -6,6 +6,7 @@ import builtins
 import contextvars
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import hardpoint.errors
@@ -30,12 +31,14 @@ def rebuild_error(failure_type: str | None, text: str, origin: str = "") -> Exce
     if isinstance(ours, type) and issubclass(ours, HardpointError | VLLMValidationError):
         return ours(text)
     kind = getattr(builtins, failure_type or "", None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__init__ in _PLAIN_INITS:
-        return kind(text)
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _LOOP_ENDS):
+        with suppress(TypeError):  # Some need more than a text, e.g. UnicodeDecodeError.
+            return kind(text)
     return RemoteCallError(f"{failure_type or 'error'}: {text}", origin=origin)
 
 
-_PLAIN_INITS = (Exception.__init__, OSError.__init__, KeyError.__init__, ImportError.__init__)
+# Raised in a generator or a coroutine they would mean something else.
+_LOOP_ENDS = (StopIteration, StopAsyncIteration)
 
 
 def call_worker(

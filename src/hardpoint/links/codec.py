@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from hardpoint.env import envs
-from hardpoint.errors import HardpointError
+from hardpoint.errors import CodecError
 from hardpoint.extensions.refs import load_ref, ref_of
 
 T = TypeVar("T")
@@ -47,10 +47,6 @@ class _Tag(enum.IntEnum):
     PICKLED = 10
     BIG_INT = 11
     MAP = 12
-
-
-class CodecError(HardpointError):
-    """A value that cannot cross a process line, or bytes that are not one of our messages."""
 
 
 class Encoder:

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from hardpoint.contracts.worker_calls import call_worker, describe_error, rebuild_error
-from hardpoint.errors import EngineDeadError
+from hardpoint.errors import CodecError, EngineDeadError
 from hardpoint.links.channel import Channel, ChannelClosed
-from hardpoint.links.codec import CodecError, Decoder, Encoder, tagged
+from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.log import init_logger
 from hardpoint.types.messages import UtilityOutput, WorkerCall
 

@@ -23,12 +23,12 @@ from hardpoint.config.wire import from_wire
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.worker_calls import describe_error
 from hardpoint.engine_core.step import EngineCore
-from hardpoint.errors import EngineDeadError
+from hardpoint.errors import CodecError, EngineDeadError
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.links.children import ParentLink
-from hardpoint.links.codec import CodecError, Decoder, Encoder, tagged
+from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import bind_router, remove_socket_folder
 from hardpoint.links.strays import end_strays
 from hardpoint.log import init_logger

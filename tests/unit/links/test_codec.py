@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from hardpoint.links.codec import CodecError, Decoder, Encoder, pack, unpack
+from hardpoint.errors import CodecError
+from hardpoint.links.codec import Decoder, Encoder, pack, unpack
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest

@@ -1,0 +1,1 @@
+"""Choosing tokens from logits: constraints, penalties, custom processors, the draw, log-probabilities."""

@@ -1,0 +1,150 @@
+"""What the sampler must know about the rows of a step; built anew only when the set of rows changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hardpoint.worker.sampling.constraints import LogitBias
+from hardpoint.worker.sampling.request import RequestSampling
+
+if TYPE_CHECKING:
+    from hardpoint.worker.sampling.logits_processors import LogitsProcessors
+
+RowRequest = tuple[int, RequestSampling]
+
+
+@dataclass
+class SamplingMetadata:
+    """The requests that get a token in this step, in row order, sorted by what they need.
+
+    temperature                [rows] float32, 1 for greedy rows; None when all are greedy
+    top_k, top_p, min_p        [rows] int64 / float32 / float32, off = vocab / 1 / 0; None when all are off
+    greedy_rows, random_rows   [n] int64 row numbers
+    filtered_rows, plain_rows  [n] int64 places within `random_rows`, with and without a top_k, top_p or min_p
+    max_num_logprobs           columns of log-probabilities besides the chosen token's; None = nobody asked
+    output_token_ids           the rows' live output lists
+    slots                      [rows] the requests' slots
+    context                    makes the `LogitsContext` of slot-keyed custom processors
+    """
+
+    requests: list[RequestSampling]
+    all_greedy: bool
+    all_random: bool
+    temperature: Tensor | None
+    top_k: Tensor | None
+    top_p: Tensor | None
+    min_p: Tensor | None
+    greedy_rows: Tensor
+    random_rows: Tensor
+    filtered_rows: Tensor
+    plain_rows: Tensor
+    max_num_logprobs: int | None
+    logprob_rows: list[int]
+    seed_keys: np.ndarray
+    seeded_rows: list[int]
+    penalised: list[RowRequest] = field(default_factory=list)
+    bias: LogitBias | None = None
+    bad_words: list[RowRequest] = field(default_factory=list)
+    min_tokens: list[RowRequest] = field(default_factory=list)
+    allowed: list[RowRequest] = field(default_factory=list)
+    slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    logitsprocs: LogitsProcessors | None = None
+    context: Callable[[], Any] = field(default=lambda: None)
+
+    @property
+    def no_penalties(self) -> bool:
+        """Whether no row has a penalty."""
+        return not self.penalised
+
+    @property
+    def output_token_ids(self) -> list[list[int]]:
+        """The rows' live output lists."""
+        return [request.output_token_ids for request in self.requests]
+
+    @property
+    def prompt_token_ids(self) -> list[list[int]]:
+        """The rows' prompts."""
+        return [request.prompt_token_ids for request in self.requests]
+
+    @property
+    def constrained(self) -> bool:
+        """Whether a built-in rule changes logits."""
+        return bool(self.penalised or self.bias or self.bad_words or self.min_tokens or self.allowed)
+
+    @property
+    def num_rows(self) -> int:
+        """How many tokens are chosen."""
+        return len(self.requests)
+
+
+def build_metadata(
+    requests: Sequence[RequestSampling],
+    device: torch.device,
+    slots: np.ndarray | None = None,
+    logitsprocs: LogitsProcessors | None = None,
+    context: Callable[[], Any] | None = None,
+) -> SamplingMetadata:
+    """Sort `requests`, one per row, by what they need; `slots` are their slots, 0, 1, ... unless given."""
+    rows = list(enumerate(requests))
+    random = [row for row, request in rows if not request.greedy]
+    biased = [(row, request) for row, request in rows if request.bias_ids is not None]
+    filtered = [place for place, row in enumerate(random) if requests[row].filtered]
+    asked = [(row, request.num_logprobs) for row, request in rows if request.num_logprobs is not None]
+    seeded = [row for row, request in rows if request.seed is not None]
+    index = _IndexMaker(device)
+    temperature = top_k = top_p = min_p = None
+    if random:
+        temperature = index.column([1.0 if r.greedy else r.params.temperature for r in requests], torch.float32)
+    if filtered:
+        top_k = index.column([request.top_k for request in requests], torch.int64)
+        top_p = index.column([request.top_p for request in requests], torch.float32)
+        min_p = index.column([request.min_p for request in requests], torch.float32)
+    hidden = set(filtered)
+    return SamplingMetadata(
+        requests=list(requests),
+        all_greedy=not random,
+        all_random=len(random) == len(rows),
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        greedy_rows=index.rows(row for row, request in rows if request.greedy),
+        random_rows=index.rows(random),
+        filtered_rows=index.rows(filtered),
+        plain_rows=index.rows(place for place in range(len(random)) if place not in hidden),
+        max_num_logprobs=max(number for _, number in asked) if asked else None,
+        logprob_rows=[row for row, _ in asked],
+        seed_keys=np.array([requests[row].seed for row in seeded], np.uint64),
+        seeded_rows=seeded,
+        penalised=[(row, request) for row, request in rows if request.penalised],
+        bias=LogitBias(biased, device) if biased else None,
+        bad_words=[(row, request) for row, request in rows if request.bad_words],
+        min_tokens=[(row, request) for row, request in rows if request.holds_stops],
+        allowed=[(row, request) for row, request in rows if request.allowed_ids is not None],
+        slots=np.arange(len(rows)) if slots is None else slots,
+        logitsprocs=logitsprocs,
+        context=context or _no_context,
+    )
+
+
+def _no_context() -> Any:
+    raise AssertionError("these rows were described without the slots of a worker")
+
+
+class _IndexMaker:
+    """Makes small tensors on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def rows(self, numbers: Any) -> Tensor:
+        return torch.tensor(list(numbers), dtype=torch.int64).to(self._device)
+
+    def column(self, values: list[Any], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self._device)

@@ -125,11 +125,18 @@ class FlatLogprobs(MutableSequence[LogprobsOnePosition | None]):
 
     def __getitem__(self, index: int | slice) -> LogprobsOnePosition | FlatLogprobs:
         if isinstance(index, slice):
-            part = FlatLogprobs()
-            part.extend(self[place] for place in range(*index.indices(len(self))))
-            return part
+            return self._part(range(*index.indices(len(self))))
         entries = range(self.start_indices[index], self.end_indices[index])
         return {self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i]) for i in entries}
+
+    def _part(self, places: range) -> FlatLogprobs:
+        part = FlatLogprobs()
+        for place in places:
+            entries = slice(self.start_indices[place], self.end_indices[place])
+            part.append_fast(
+                self.token_ids[entries], self.logprobs[entries], self.ranks[entries], self.decoded_tokens[entries]
+            )
+        return part
 
     def __setitem__(self, index: int | slice, value: object) -> None:
         raise TypeError("FlatLogprobs only grows: positions cannot be replaced")

@@ -187,6 +187,6 @@ def _remark(variable: str, name: str, known: Iterable[str]) -> str:
     if stripped != name:
         text = f"{variable} has {name!r}, and names are compared with their spaces: it matches no plugin"
         return f"{text}; write {stripped!r}" if stripped in known else text
-    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
+    near = difflib.get_close_matches(name, list(known), n=2, cutoff=0.75)
     hint = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else "no installed plugin has this name"
     return f"{variable} names {name!r}, which matches no plugin; {hint}"

@@ -101,7 +101,7 @@ def _draw_candidates(
 ) -> tuple[Tensor, Tensor]:
     """Draw among the `size` best columns; also tell for which rows these were enough."""
     vocab = weights.shape[-1]
-    values, tokens = weights.sort(-1, descending=True, stable=True) if size == vocab else weights.topk(size, dim=-1)
+    values, tokens = weights.sort(dim=-1, descending=True, stable=True) if size == vocab else weights.topk(size, dim=-1)
     columns = torch.arange(size, device=weights.device)
     kept = values * (values >= min_p.unsqueeze(-1)) * (columns < top_k.unsqueeze(-1))
     cumulated = kept.cumsum(-1, dtype=torch.float64)
@@ -128,7 +128,7 @@ def _mass(weights: Tensor, min_p: Tensor, known: Tensor) -> Tensor:
 
 def keep_filtered(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """The logits with -inf for every token that min_p, top_k and top_p rule out (`draw_filtered`'s rules)."""
-    weights, tokens = torch.softmax(logits, dim=-1).sort(-1, descending=True, stable=True)
+    weights, tokens = torch.softmax(logits, dim=-1).sort(dim=-1, descending=True, stable=True)
     columns = torch.arange(logits.shape[-1], device=logits.device)
     kept = weights * (weights >= min_p.unsqueeze(-1) * weights[:, :1]) * (columns < top_k.unsqueeze(-1))
     cumulated = kept.cumsum(-1, dtype=torch.float64)

@@ -16,7 +16,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 def seed_key(seed: int) -> int:
     """Spread a seed of any size over 64 bits, so that near seeds have unrelated streams."""
-    key = 1 if seed < 0 else 0
+    key = _MIX_1 if seed < 0 else 0
     while True:
         key = _mix_int((key ^ (seed & _WORD)) + _GOLDEN & _WORD)
         seed >>= 64

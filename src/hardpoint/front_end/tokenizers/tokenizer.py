@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import tokenizers
 
 from hardpoint.front_end.tokenizers.chat_template import render_chat
@@ -85,6 +86,16 @@ class TokenizerLike(Protocol):
     ) -> str:
         """A conversation as the text the model was trained on."""
         ...
+
+
+def _never_shortens(normalizer: Mapping[str, Any]) -> bool:
+    """Whether a normaliser, as the backend describes it, only adds characters or exchanges them."""
+    if normalizer["type"] == "Sequence":
+        return all(map(_never_shortens, normalizer["normalizers"]))
+    if normalizer["type"] == "Replace":
+        replaced = normalizer["pattern"].get("String")
+        return replaced is not None and len(replaced) <= len(normalizer["content"])
+    return normalizer["type"] == "Prepend"
 
 
 @dataclass
@@ -183,6 +194,12 @@ class Tokenizer:
     def max_chars_per_token(self) -> int:
         """Characters of the longest token, an upper bound for the text one token can stand for."""
         return max(map(len, self.get_vocab()), default=1)
+
+    @cached_property
+    def keeps_characters(self) -> bool:
+        """Whether no normaliser may make a text shorter before it is tokenised."""
+        normalizer = self.backend.normalizer
+        return normalizer is None or _never_shortens(msgspec.json.decode(normalizer.__getstate__()))
 
     @property
     def all_special_ids(self) -> list[int]:

@@ -265,6 +265,7 @@ class InputProcessor:
     ) -> tuple[str | None, EngineCoreRequest]:
         """Check a request and return its prompt text and the message for the engine core.
 
+        request_id    the caller's; the message has an internal id beside it
         arrival_time  wall clock; None = now
         priority      lower runs earlier; needs the priority policy
 
@@ -288,7 +289,7 @@ class InputProcessor:
         platforms.current_platform.validate_request(
             {"type": "token", "prompt_token_ids": ready.token_ids, "prompt": text}, settled
         )
-        return text, EngineCoreRequest(
+        request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ready.token_ids,
             mm_features=None,
@@ -305,6 +306,8 @@ class InputProcessor:
             reasoning_ended=reasoning_ended,
             reasoning_parser_kwargs=reasoning_parser_kwargs,
         )
+        self.assign_request_id(request)
+        return text, request
 
     @staticmethod
     def assign_request_id(request: EngineCoreRequest) -> None:

@@ -25,6 +25,7 @@ from hardpoint.types.messages import EngineCoreStart, Ready, StartFailed
 
 logger = init_logger(__name__)
 _MODULE = "hardpoint.processes.engine_core"
+_KILL_WAIT_S = 5.0
 _encoder = Encoder()
 
 
@@ -106,6 +107,25 @@ class EngineProcess:
         self.child.stop(grace_s)
         self._folder.remove()
 
+    def abandon(self) -> None:
+        """End the engine core at once, e.g. since the configuration turned out to be impossible."""
+        self._stopping = True
+        self.child.kill()
+        self.child.stop(_KILL_WAIT_S)
+        self._folder.remove()
+
+    def fail(self, error: EngineDeadError) -> None:
+        """Declare the engine dead although its process runs: nothing can be made of its outputs."""
+        with self._lock:
+            if self._stopping or self.error is not None:
+                return
+            self.error = error
+            listeners, self._listeners = self._listeners, []
+        for weak in listeners:
+            listener = weak()
+            if listener is not None:
+                listener(error)
+
     def _read_reports(self) -> None:
         try:
             while True:
@@ -124,18 +144,13 @@ class EngineProcess:
         self._die()
 
     def _die(self) -> None:
-        with self._lock:
-            if self._stopping or self.error is not None:
-                return
-            self.error = self._describe()
-            listeners, self._listeners = self._listeners, []
-        logger.error("%s", self.error)
+        if self._stopping or self.error is not None:
+            return
+        error = self._describe()
+        logger.error("%s", error)
         if self._reason is not None and self._reason.traceback:
             logger.error("traceback of the engine core:\n%s", self._reason.traceback)
-        for weak in listeners:
-            listener = weak()
-            if listener is not None:
-                listener(self.error)
+        self.fail(error)
 
     def _describe(self) -> EngineDeadError:
         if self._reason is not None:

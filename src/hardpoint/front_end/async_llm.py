@@ -1,0 +1,528 @@
+"""AsyncLLM: the engine for code on an event loop, with vLLM's methods."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from typing import Any, NoReturn
+
+from hardpoint.config.engine_args import AsyncEngineArgs
+from hardpoint.config.sections import VllmConfig
+from hardpoint.contracts.engine_client import EngineClient
+from hardpoint.contracts.stat_logger import StatLoggerFactory
+from hardpoint.env import envs
+from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
+from hardpoint.extensions.groups import load_stat_logger_plugin_factories
+from hardpoint.extensions.ledger import ledger
+from hardpoint.front_end.client import AsyncEngineCoreClient
+from hardpoint.front_end.engine_process import EngineProcess, preload_for
+from hardpoint.front_end.inputs import InputProcessor
+from hardpoint.front_end.observability.loggers import StatLoggerManager
+from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
+from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences
+from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
+from hardpoint.log import init_logger
+from hardpoint.types.lora_request import LoRARequest
+from hardpoint.types.messages import EngineCoreOutputs, EngineCoreRequest
+from hardpoint.types.outputs import PoolingRequestOutput, RequestOutput
+from hardpoint.types.pooling_params import PoolingParams
+from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.stats import IterationStats
+
+logger = init_logger(__name__)
+_DRAIN_POLL_S = 0.05
+
+
+class AsyncLLM(EngineClient):
+    """An engine whose core runs in a process of its own.
+
+    The constructor returns once the model can serve; it raises what stopped the start. Use the
+    object from one event loop, and call `shutdown` at the end (an object that is dropped ends
+    its engine core too).
+
+    executor_class  an out-of-tree executor; None: by the configuration
+    stat_loggers    factories of further stat loggers, called with the config and an engine index
+    engine_process  an engine core that was started before the configuration was ready
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type[Any] | None = None,
+        log_stats: bool = True,
+        usage_context: Any = None,
+        mm_registry: Any = None,
+        log_requests: bool = True,
+        start_engine_loop: bool = True,
+        stat_loggers: list[StatLoggerFactory] | None = None,
+        aggregate_engine_logging: bool = False,
+        client_addresses: dict[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        profiler: Any = None,
+        engine_process: EngineProcess | None = None,
+    ) -> None:
+        if client_addresses is not None or client_count != 1:
+            raise NotImplementedError("several API servers for one engine are not supported by this version")
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.log_requests = log_requests
+        factories = [*(stat_loggers or []), *load_stat_logger_plugin_factories()]
+        # A plugin that wants numbers gets them, whatever the flag says.
+        self.log_stats = log_stats or bool(factories)
+        process = engine_process or EngineProcess()
+        try:
+            process.begin(vllm_config, executor_class, self.log_stats)
+            # While the model loads:
+            tokenizer = None if self.model_config.skip_tokenizer_init else get_tokenizer(self.model_config)
+            self.input_processor = InputProcessor(vllm_config, tokenizer)
+            self.renderer = self.input_processor
+            self.output_processor = OutputProcessor(
+                tokenizer, self.log_stats, vllm_config.scheduler_config.stream_interval
+            )
+            self._ready = process.wait_ready()
+            self.engine_core = AsyncEngineCoreClient(process, client_index)
+        except BaseException:
+            process.abandon()
+            raise
+        note_ready(vllm_config, self._ready)
+        self._tokenizer = tokenizer
+        self._output_task: asyncio.Task[None] | None = None
+        self.logger_manager: StatLoggerManager | None = None
+        if self.log_stats:
+            self.logger_manager = StatLoggerManager(
+                vllm_config,
+                [0],
+                custom_stat_loggers=factories,
+                enable_default_loggers=log_stats,
+                aggregate_engine_logging=aggregate_engine_logging,
+            )
+            self.logger_manager.log_engine_initialized()
+
+    @classmethod
+    def from_vllm_config(
+        cls,
+        vllm_config: VllmConfig,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: list[StatLoggerFactory] | None = None,
+        enable_log_requests: bool = False,
+        aggregate_engine_logging: bool = False,
+        disable_log_stats: bool = False,
+        client_addresses: dict[str, Any] | None = None,
+        client_count: int = 1,
+        client_index: int = 0,
+        engine_process: EngineProcess | None = None,
+    ) -> AsyncLLM:
+        """Build from a finished configuration."""
+        return cls(
+            vllm_config,
+            None,
+            log_stats=not disable_log_stats,
+            usage_context=usage_context,
+            log_requests=enable_log_requests,
+            start_engine_loop=start_engine_loop,
+            stat_loggers=stat_loggers,
+            aggregate_engine_logging=aggregate_engine_logging,
+            client_addresses=client_addresses,
+            client_count=client_count,
+            client_index=client_index,
+            engine_process=engine_process,
+        )
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: AsyncEngineArgs,
+        start_engine_loop: bool = True,
+        usage_context: Any = None,
+        stat_loggers: list[StatLoggerFactory] | None = None,
+    ) -> AsyncLLM:
+        """Build from engine arguments; the engine core starts while they are turned into a configuration."""
+        process = EngineProcess(preload_for(engine_args))
+        try:
+            vllm_config = engine_args.create_engine_config(usage_context)
+        except BaseException:
+            process.abandon()
+            raise
+        return cls.from_vllm_config(
+            vllm_config,
+            start_engine_loop,
+            usage_context,
+            stat_loggers,
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+            engine_process=process,
+        )
+
+    # State.
+
+    @property
+    def is_running(self) -> bool:
+        """Whether outputs are being read (before the first request: whether they could be)."""
+        return not self.errored and (self._output_task is None or not self._output_task.done())
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine has ended."""
+        return self.errored
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine has ended with an error."""
+        return self.engine_core.dead_error is not None
+
+    @property
+    def dead_error(self) -> BaseException:
+        """That error."""
+        return self.engine_core.dead_error or EngineDeadError()
+
+    @property
+    def tokenizer(self) -> TokenizerLike | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self._tokenizer
+
+    def get_tokenizer(self) -> TokenizerLike:
+        """The tokenizer. Raises ValueError with skip_tokenizer_init."""
+        return require_tokenizer(self._tokenizer)
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError if the engine has ended."""
+        if self.errored:
+            raise self.dead_error.with_traceback(None)
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model can do, such as `generate`."""
+        return tuple(self._ready.supported_tasks)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Sequences that have not ended; a request with n outputs counts n times."""
+        return self.output_processor.get_num_unfinished_requests()
+
+    def get_num_queued_tokens(self) -> int:
+        """Prompt tokens of requests that wait for their first token."""
+        return self.output_processor.num_queued_tokens()
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """Raise AdmissionError when a queue limit does not allow `n` more sequences."""
+        limits = self.vllm_config.scheduler_config
+        if limits.max_num_queued_reqs is not None:
+            running = self.get_num_unfinished_requests()
+            if running + n > limits.max_num_queued_reqs:
+                what = f"{running} requests are in flight and {n} more would exceed {limits.max_num_queued_reqs}"
+                self._turn_away("max_num_queued_reqs", what)
+        if limits.max_num_queued_tokens is not None:
+            queued = self.get_num_queued_tokens()
+            if queued > limits.max_num_queued_tokens:
+                what = f"{queued} prompt tokens wait to be computed, over the limit of {limits.max_num_queued_tokens}"
+                self._turn_away("max_num_queued_tokens", what)
+
+    def _turn_away(self, reason: str, what: str) -> NoReturn:
+        if self.logger_manager is not None:
+            self.logger_manager.record_admission_rejection(reason)
+        raise AdmissionError(f"the server is busy: {what}; try again later", reason=reason)
+
+    # Requests.
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: EngineCoreRequest | Any,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        prompt_text: str | None = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+        kv_hints: Any = None,
+    ) -> RequestOutputCollector:
+        """Check and send one request; its outputs arrive in the collector that is returned.
+
+        Raises VLLMValidationError, AdmissionError or EngineDeadError.
+        """
+        await self.check_health()
+        if isinstance(prompt, AsyncGenerator):
+            raise VLLMValidationError("streamed input is not supported by this version", parameter="prompt")
+        self.check_admission(getattr(params, "n", 1), request_id)
+        if isinstance(prompt, EngineCoreRequest):
+            text, request = prompt_text, prompt
+        else:
+            text, request = self.input_processor.process_inputs(
+                request_id,
+                prompt,
+                params,
+                arrival_time=arrival_time,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                data_parallel_rank=data_parallel_rank,
+                session_id=session_id,
+                kv_hints=kv_hints,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
+            )
+            text = prompt_text or text
+        queue = RequestOutputCollector(request.params.output_kind, request.request_id)
+        self._start_reading()
+        for child, parent, index in sequences(request):
+            self.output_processor.add_request(child, text, parent, index, queue)
+            await self.engine_core.add_request_async(child)
+        if self.log_requests:
+            logger.info("request %s: %d prompt tokens", request_id, len(request.prompt_token_ids or ()))
+        return queue
+
+    async def generate(
+        self,
+        prompt: EngineCoreRequest | Any,
+        sampling_params: SamplingParams,
+        request_id: str,
+        *,
+        prompt_text: str | None = None,
+        lora_request: LoRARequest | None = None,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        session_id: str | None = None,
+        kv_hints: Any = None,
+        reasoning_ended: bool | None = None,
+        reasoning_parser_kwargs: dict[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Run one request and yield its outputs; the last one has `finished` set.
+
+        Closing the generator, or cancelling the task that reads it, aborts the request. Raises
+        VLLMValidationError, AdmissionError, EngineGenerateError for this request alone, or
+        EngineDeadError.
+        """
+        queue: RequestOutputCollector | None = None
+        try:
+            queue = await self.add_request(
+                request_id,
+                prompt,
+                sampling_params,
+                lora_request=lora_request,
+                tokenization_kwargs=tokenization_kwargs,
+                trace_headers=trace_headers,
+                priority=priority,
+                data_parallel_rank=data_parallel_rank,
+                session_id=session_id,
+                prompt_text=prompt_text,
+                kv_hints=kv_hints,
+                reasoning_ended=reasoning_ended,
+                reasoning_parser_kwargs=reasoning_parser_kwargs,
+            )
+            finished = False
+            while not finished:
+                output = queue.get_nowait() or await queue.get()
+                finished = output.finished
+                yield output
+        except (asyncio.CancelledError, GeneratorExit):
+            if queue is not None:
+                await self.abort(queue.request_id, internal=True)
+            raise
+        except (EngineDeadError, EngineGenerateError, AdmissionError, ValueError):
+            raise
+        except Exception as error:
+            if queue is not None:
+                await self.abort(queue.request_id, internal=True)
+            raise EngineGenerateError(f"request {request_id} failed: {error}", code="generate") from error
+
+    async def encode(
+        self,
+        prompt: Any,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: LoRARequest | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        tokenization_kwargs: dict[str, Any] | None = None,
+        reasoning_ended: bool | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
+        """Refused: no pooling model is supported by this version."""
+        raise NotImplementedError("pooling is not supported by this version")
+        yield  # makes this a generator, as callers expect
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """Stop one request or several; unknown ids are ignored.
+
+        internal  the ids are the engine's own, not those the callers gave
+        """
+        ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        await self.engine_core.abort_requests_async(self.output_processor.abort_requests(ids, internal))
+
+    # Reading outputs.
+
+    def _start_reading(self) -> None:
+        if self._output_task is None:
+            reading = _read_outputs(weakref.ref(self))
+            self._output_task = asyncio.create_task(reading, name="engine outputs")
+
+    async def _take(self, outputs: EngineCoreOutputs) -> None:
+        """Turn one step's outputs into answers; long batches leave room for others in between."""
+        stats = IterationStats() if self.log_stats and outputs.outputs else None
+        size = max(1, envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)
+        for start in range(0, len(outputs.outputs), size):
+            if start:
+                await asyncio.sleep(0)
+            chunk = outputs.outputs[start : start + size]
+            done = self.output_processor.process_outputs(chunk, outputs.timestamp, stats)
+            await self.engine_core.abort_requests_async(done.reqs_to_abort)
+        if self.logger_manager is not None and (stats is not None or outputs.scheduler_stats is not None):
+            self.logger_manager.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
+
+    def _end_with(self, error: Exception) -> None:
+        if not isinstance(error, EngineDeadError):
+            logger.error("outputs cannot be processed any more", exc_info=error)
+            error = EngineDeadError(f"outputs cannot be processed any more: {error}", code="engine-outputs")
+            self.engine_core.process.fail(error)
+        self.output_processor.propagate_error(error)
+
+    # Calls.
+
+    async def do_log_stats(self) -> None:
+        """Let the stat loggers write now."""
+        if self.logger_manager is not None:
+            self.logger_manager.log()
+
+    async def collective_rpc(
+        self,
+        method: str,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call a method of every worker; a list with one result per worker.
+
+        timeout  seconds until TimeoutError; None waits without end
+        """
+        return await self._call("collective_rpc", method, timeout, tuple(args), kwargs, timeout_s=timeout)
+
+    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
+        """Forget cached prefixes; False if running requests kept some."""
+        return await self._call("reset_prefix_cache", reset_running_requests, reset_connector)
+
+    async def reset_mm_cache(self) -> None:
+        """Drop cached media."""
+        await self._call("reset_mm_cache")
+
+    async def reset_encoder_cache(self) -> None:
+        """Drop cached encoder outputs."""
+        await self._call("reset_encoder_cache")
+
+    async def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+    ) -> None:
+        """Begin profiling on every worker. Raises ValueError unless --profiler-config names a profiler."""
+        if delay_iterations is not None or max_iterations is not None:
+            raise NotImplementedError("profiling by iterations is not supported by this version")
+        await self._call("profile", True, profile_prefix)
+
+    async def stop_profile(self) -> None:
+        """End profiling."""
+        await self._call("profile", False)
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Give memory back. Raises NotImplementedError where the engine cannot."""
+        await self._call("sleep", level, mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> bool:
+        """Undo `sleep`. Raises NotImplementedError where the engine cannot."""
+        return await self._call("wake_up", tags)
+
+    async def is_sleeping(self) -> bool:
+        """Whether the engine has given its memory back for a while."""
+        return await self._call("is_sleeping")
+
+    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Stop generating: `abort` running requests, `wait` for them or `keep` them."""
+        await self._call("pause_scheduler", mode, clear_cache)
+
+    async def resume_generation(self) -> None:
+        """Undo `pause_generation`."""
+        await self._call("resume_scheduler")
+
+    async def is_paused(self) -> bool:
+        """Whether generation is paused."""
+        return await self._call("is_scheduler_paused")
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter. Raises NotImplementedError where the engine cannot."""
+        return await self._call("add_lora", lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Unload an adapter. Raises NotImplementedError where the engine cannot."""
+        return await self._call("remove_lora", lora_id)
+
+    async def list_loras(self) -> set[int]:
+        """Ids of the loaded adapters."""
+        return await self._call("list_loras")
+
+    async def pin_lora(self, lora_id: int) -> bool:
+        """Keep an adapter resident. Raises NotImplementedError where the engine cannot."""
+        return await self._call("pin_lora", lora_id)
+
+    async def get_ledger(self) -> list[dict[str, Any]]:
+        """The ledger of all processes, oldest entry first."""
+        ledger.merge(await self._call("get_ledger"))
+        return [entry.to_dict() for entry in sorted(ledger.entries(), key=lambda entry: entry.time)]
+
+    async def checkpoint_prepare(self) -> None:
+        """Refused: process snapshots are not supported by this version."""
+        self._cannot("checkpoint_prepare")
+
+    async def checkpoint_restore(self) -> None:
+        """Refused: process snapshots are not supported by this version."""
+        self._cannot("checkpoint_restore")
+
+    async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
+        """Wait until no request runs. Raises TimeoutError past `drain_timeout` seconds."""
+        deadline = time.monotonic() + drain_timeout
+        while self.get_num_unfinished_requests() and not self.errored:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.get_num_unfinished_requests()} requests still run after {drain_timeout} s")
+            await asyncio.sleep(_DRAIN_POLL_S)
+
+    async def _call(self, method: str, *args: Any, timeout_s: float | None = None) -> Any:
+        await self.check_health()
+        self._start_reading()
+        return await self.engine_core.call_utility_async(method, *args, timeout_s=timeout_s)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine; it gets `timeout` seconds to do so by itself. A second time does nothing."""
+        task = self._output_task
+        if task is not None and not task.done() and not task.get_loop().is_closed():
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        self.engine_core.shutdown(timeout)
+
+
+async def _read_outputs(owner: weakref.ref[AsyncLLM]) -> None:
+    """Feed the engine core's outputs to their engine, for as long as somebody holds it."""
+    engine = owner()
+    assert engine is not None
+    core = engine.engine_core
+    del engine
+    while True:
+        try:
+            outputs = await core.get_output_async()
+            engine = owner()
+            if engine is None:
+                return
+            await engine._take(outputs)
+        except Exception as error:
+            engine = owner()
+            if engine is not None:
+                engine._end_with(error)
+            return
+        del engine

@@ -125,6 +125,7 @@ VARIABLES = (
     Variable("VLLM_SYSTEM_START_DATE", str, None, "fixed date in Harmony prompts"),
     Variable("HARDPOINT_PLUGINS_DENY", _words, None, "comma list of plugin names that must not load, whatever VLLM_PLUGINS says"),
     Variable("HARDPOINT_PLUGIN_POLICY", str, "compatible", "compatible, or strict: every plugin skip stops the process"),
+    Variable("HARDPOINT_MAX_BODY_MB", int, 64, "largest request body, in MiB; 413 beyond"),
     Variable("HARDPOINT_CACHE", str, None, "cache folder for models and facts; default ~/.cache/hardpoint (follows XDG_CACHE_HOME)"),
     Variable("VLLM_ATTENTION_BACKEND", str, None, "attention backend name; the flag wins"),
 )

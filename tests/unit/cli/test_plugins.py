@@ -1,0 +1,150 @@
+import argparse
+import json
+
+import pytest
+
+from hardpoint.cli import plugins
+from hardpoint.extensions import loading
+from hardpoint.testing import make_plugin
+
+GOOD = """
+from hardpoint.extensions.registry import registry
+def register():
+    registry("models").register("MyNet", "p_good:Net")
+"""
+BAD = """
+def raises():
+    raise ValueError("boom")
+def module_class(): pass
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    for variable in ("VLLM_PLUGINS", "HARDPOINT_PLUGINS_DENY", "HARDPOINT_PLUGIN_POLICY"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def call(*words):
+        parser = argparse.ArgumentParser()
+        plugins.add_parser(parser.add_subparsers())
+        args = parser.parse_args(["plugins", *words])
+        loading.reset()
+        status = args.run(args)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    yield call
+    loading.reset()
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Make a plugin that this process and its children find."""
+    folders = []
+
+    def make(name, source, entry_points, version="1.0"):
+        plugin = make_plugin(tmp_path / name, name, source, entry_points, version)
+        folders.append(str(plugin.folder))
+        monkeypatch.setenv("PYTHONPATH", ":".join(folders))
+        monkeypatch.syspath_prepend(str(plugin.folder))
+
+    return make
+
+
+def test_list_names_every_kind_and_what_is_installed(run, installed, monkeypatch):
+    installed("p-good", GOOD, {"vllm.general_plugins": {"good": "p_good:register", "other": "p_good:register"}})
+    monkeypatch.setenv("VLLM_PLUGINS", "good")
+    status, out, _ = run("list")
+    assert status == 0
+    assert "good = p_good:register  (p-good 1.0)  loads" in out
+    assert "other = p_good:register  (p-good 1.0)  left out: not named in VLLM_PLUGINS" in out
+    for word in ("LlamaForCausalLM", "[planned]", "--worker-cls", "check_and_update_config"):
+        assert word in out
+    status, out, _ = run("list", "--json")
+    assert {"groups", "registries", "config_hooks", "platform_hooks"} <= set(json.loads(out))
+
+
+def test_why_tells_what_happened_in_each_role(run, installed):
+    installed("p-good", GOOD, {"vllm.general_plugins": {"good": "p_good:register"}})
+    status, out, _ = run("why", "models", "MyNet")
+    assert status == 0
+    for role in ("front_end", "engine_core", "worker", "inspector"):
+        assert f"{role}:" in out
+    assert out.count("register  p_good:Net [p-good 1.0, vllm.general_plugins: good]") == 4
+    status, out, _ = run("why", "vllm.general_plugins", "good", "--json")
+    assert {event["kind"] for event in json.loads(out)["events"]} == {"discover", "load", "call"}
+
+
+def test_why_knows_built_in_entries_and_corrects_spelling(run):
+    status, out, _ = run("why", "models", "LlamaForCausalLM")
+    assert (status, "built in, hardpoint.worker.models.llama:LlamaForCausalLM" in out) == (0, True)
+    status, _, err = run("why", "modls", "X")
+    assert status == 2
+    assert "did you mean models?" in err
+    status, _, err = run("why", "models", "LlamaForCasualLM")
+    assert status == 1
+    assert "LlamaForCausalLM" in err
+
+
+def test_doctor_finds_nothing_wrong_where_nothing_is(run, installed):
+    installed("p-good", GOOD, {"vllm.general_plugins": {"good": "p_good:register"}})
+    status, out, _ = run("doctor")
+    assert status == 0
+    assert out.splitlines()[-1] == "no fault found"
+
+
+def finding(out, word):
+    (line,) = [line for line in out.splitlines() if word in line]
+    return line
+
+
+def test_doctor_explains_each_fault_in_one_line_with_its_fix(run, installed, monkeypatch):
+    heavy = "import time\ntime.sleep(0.6)\nfrom hardpoint.extensions.registry import registry\n"
+    heavy += "def f(): registry('models').register('LlamaForCausalLM', 'a:B')\n"
+    installed("p-import", "import not_there\n", {"vllm.general_plugins": {"imports": "p_import:f"}})
+    installed("p-bad", BAD, {"vllm.stat_logger_plugins": {"wrong": "p_bad:module_class"}})
+    installed("p-heavy", heavy, {"vllm.general_plugins": {"heavy": "p_heavy:f", "left": "p_heavy:f"}})
+    installed("p-same", heavy, {"vllm.general_plugins": {"heavy": "p_heavy:f"}})
+    monkeypatch.setenv("VLLM_PLUGINS", "imports,wrong,heavy,haevy")
+    status, out, _ = run("doctor")
+    assert status == 1
+    lines = {
+        "import failure": finding(out, "not_there"),
+        "wrong object": finding(out, "'wrong'"),
+        "duplicate": finding(out, "twice, from"),
+        "built-in replaced": finding(out, "replaces hardpoint.worker.models.llama"),
+        "near miss": finding(out, "'haevy'"),
+        "dropped": finding(out, "'left' is left out"),
+        "slow": finding(out, "takes 1 s in each process"),
+    }
+    assert all("Fix: " in line for line in lines.values())
+    assert lines["import failure"].startswith("ERROR: ")
+    assert "(front_end, engine_core, worker, inspector)" in lines["import failure"]
+    assert "(front_end)" in lines["wrong object"]
+    assert lines["dropped"].startswith("note: ")
+
+
+def test_doctor_names_a_function_that_raises(run, installed):
+    installed("p-bad", BAD, {"vllm.general_plugins": {"bad": "p_bad:raises"}})
+    status, out, _ = run("doctor", "--json")
+    assert status == 1
+    (found,) = json.loads(out)["findings"]
+    assert found["severity"] == "error"
+    assert "'bad' failed: ValueError: boom" in found["what"]
+    assert "p-bad 1.0" in found["fix"]
+
+
+def test_doctor_checks_the_values_of_flags(run):
+    status, out, _ = run("doctor", "--worker-cls", "not_there.Worker", "--tool-parser-plugin", "mine.py")
+    assert status == 1
+    assert "there is no module 'not_there'" in finding(out, "Worker")
+    assert "does not have tool_parser_plugin yet" in out
+
+
+def test_doctor_can_be_strict(run, installed, monkeypatch):
+    installed("p-import", "import not_there\n", {"vllm.general_plugins": {"imports": "p_import:f"}})
+    monkeypatch.setenv("HARDPOINT_PLUGIN_POLICY", "compatible")
+    status, out, _ = run("doctor", "--plugin-policy", "strict")
+    assert status == 1
+    assert out.count("not_there") == 1

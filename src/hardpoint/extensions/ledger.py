@@ -16,20 +16,21 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any
 
-KINDS = (
-    "discover",  # an installed entry point was found
-    "skip",  # an entry point was left out; detail says why
-    "load",  # an entry point was imported
-    "call",  # its function was called, or its object was built
-    "register",  # a registry got an entry
-    "replace",  # a registry entry took another one's place
-    "unregister",  # a registry lost an entry
-    "rollback",  # a registration was undone because its plugin failed
-    "config_write",  # a config field was written
-    "override",  # a built-in part gave way to an extension, or a patch was applied
-    "fault",  # an extension failed
-    "warn",  # something that deserves attention
-)
+KIND_MEANINGS = {
+    "discover": "an installed entry point was found",
+    "skip": "an entry point was left out, and why",
+    "load": "an entry point was imported, and how long that took",
+    "call": "its function was called, or its object was built",
+    "register": "a registry got an entry",
+    "replace": "a registry entry took the place of another one",
+    "unregister": "a registry lost an entry",
+    "rollback": "a registration was undone because its plugin failed",
+    "config_write": "a config field was written",
+    "override": "a built-in part gave way to an extension, or a patch was applied",
+    "fault": "an extension failed",
+    "warn": "something deserves attention",
+}
+KINDS = tuple(KIND_MEANINGS)
 _LIMIT = 20_000
 
 

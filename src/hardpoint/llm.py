@@ -16,6 +16,7 @@ from hardpoint.extensions.boot import boot
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.llm_engine import LLMEngine
 from hardpoint.front_end.tokenizers import TokenizerLike
+from hardpoint.front_end.tokenizers.chat_template import load_chat_template
 from hardpoint.log import configure, init_logger
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.outputs import PoolingRequestOutput, RequestOutput
@@ -86,7 +87,7 @@ class LLM:
         self.engine_class = type(self.llm_engine)
         self.model_config = self.llm_engine.model_config
         self.supported_tasks = self.llm_engine.get_supported_tasks()
-        self._chat_template = chat_template
+        self._chat_template = load_chat_template(chat_template)
         self._ids = itertools.count()
         self._enqueued: list[str] = []
         self._default_sampling_params: dict[str, Any] | None = None

@@ -100,6 +100,7 @@ class AsyncLLM(EngineClient):
                 aggregate_engine_logging=aggregate_engine_logging,
             )
             self.logger_manager.log_engine_initialized()
+            self.logger_manager.start()
 
     @classmethod
     def from_vllm_config(
@@ -358,6 +359,18 @@ class AsyncLLM(EngineClient):
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         await self.engine_core.abort_requests_async(self.output_processor.abort_requests(ids, internal))
 
+    async def fail_requests(self, error: Exception) -> None:
+        """End every running request with `error`, e.g. since the server stops."""
+        ids = list(self.output_processor.request_states)
+        self.output_processor.propagate_error(error)
+        await self.engine_core.abort_requests_async(ids)
+
+    async def wait_for_death(self) -> None:
+        """Return once the engine has ended by itself."""
+        self._start_reading()
+        assert self._output_task is not None
+        await asyncio.wait([self._output_task])
+
     # Reading outputs.
 
     def _start_reading(self) -> None:
@@ -390,7 +403,8 @@ class AsyncLLM(EngineClient):
     async def do_log_stats(self) -> None:
         """Let the stat loggers write now."""
         if self.logger_manager is not None:
-            self.logger_manager.log()
+            # Off the event loop: a logger may take its time.
+            await asyncio.to_thread(self.logger_manager.log)
 
     async def collective_rpc(
         self,
@@ -504,6 +518,8 @@ class AsyncLLM(EngineClient):
         task = self._output_task
         if task is not None and not task.done() and not task.get_loop().is_closed():
             task.get_loop().call_soon_threadsafe(task.cancel)
+        if self.logger_manager is not None:
+            self.logger_manager.stop()
         self.engine_core.shutdown(timeout)
 
 

@@ -20,7 +20,7 @@ from hardpoint.front_end.client import InProcessClient, SyncClient, SyncEngineCo
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
-from hardpoint.front_end.observability.snapshot import get_metrics_snapshot
+from hardpoint.front_end.observability.reader import get_metrics_snapshot
 from hardpoint.front_end.outputs import OutputProcessor
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
@@ -75,6 +75,7 @@ class LLMEngine:
                 aggregate_engine_logging=aggregate_engine_logging,
             )
             self.logger_manager.log_engine_initialized()
+            self.logger_manager.start()
 
     def _start_process(
         self, vllm_config: VllmConfig, executor_class: type[Any] | None, process: EngineProcess | None
@@ -338,4 +339,6 @@ class LLMEngine:
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the engine core; a second time does nothing."""
+        if self.logger_manager is not None:
+            self.logger_manager.stop()
         self.engine_core.shutdown(timeout)

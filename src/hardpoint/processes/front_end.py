@@ -1,0 +1,164 @@
+"""The front end process: takes the port, starts the engine core, serves, and ends with both."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from hardpoint.config.engine_args import AsyncEngineArgs
+from hardpoint.env import envs
+from hardpoint.errors import AdmissionError, ConfigError, HardpointError
+from hardpoint.extensions.boot import boot
+from hardpoint.extensions.refs import load_ref
+from hardpoint.extensions.rows import Role
+from hardpoint.front_end.engine_process import EngineProcess, preload_for
+from hardpoint.links.strays import end_strays, mark_run
+from hardpoint.log import configure, init_logger
+from hardpoint.platforms import current_platform
+from hardpoint.processes.listening import Listener, listen
+from hardpoint.processes.stopping import StopRequested, StopSignals
+
+if TYPE_CHECKING:
+    from hardpoint.front_end.async_llm import AsyncLLM
+
+logger = init_logger(__name__)
+# Loaded once the engine core is on its way: fastapi, uvicorn and the tokenizers take a while.
+_ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
+_BUILD_APP = "hardpoint.front_end.server.app:build_app"
+_INIT_APP_STATE = "hardpoint.front_end.server.app:init_app_state"
+_HTTP_SERVER = "hardpoint.processes.http_server:HttpServer"
+_CHECK_TLS = "hardpoint.processes.http_server:check_tls"
+_UVLOOP = "uvloop:new_event_loop"
+# How long /health says 503 after the engine has ended, for those who poll it, before the server ends.
+_DEAD_NOTICE_S = 3.0
+# For responses to be written once their requests have ended.
+_FLUSH_S = 2
+
+
+def serve(args: Namespace) -> int:
+    """Run the server for `serve`'s flags until it is told to end; return the exit status.
+
+    0 after a clean stop, 1 when it could not start or the engine ended by itself. What went
+    wrong is printed as one error.
+    """
+    configure("front end", formatter=getattr(args, "log_format", None) or "text")
+    with StopSignals() as signals:
+        try:
+            return _serve(args, signals)
+        except StopRequested:
+            return 0
+        except HardpointError as error:
+            _explain(error)
+            return 1
+        finally:
+            end_strays()
+
+
+def _serve(args: Namespace, signals: StopSignals) -> int:
+    _refuse(args)
+    with contextlib.closing(listen(args)) as listener:
+        boot(Role.FRONT_END)
+        mark_run()
+        engine = _start_engine(args)
+        try:
+            return _run(args, listener, engine, signals)
+        finally:
+            engine.shutdown()
+
+
+def _refuse(args: Namespace) -> None:
+    if getattr(args, "headless", False):
+        raise ConfigError(
+            "--headless is not supported by this version: an engine without an API server cannot be reached yet",
+            code="flag-unsupported",
+            origin="--headless",
+            fix="leave the flag out",
+        )
+    if getattr(args, "ssl_keyfile", None) or getattr(args, "ssl_certfile", None):
+        load_ref(_CHECK_TLS)(args)
+
+
+def _start_engine(args: Namespace) -> AsyncLLM:
+    engine_args = AsyncEngineArgs.from_cli_args(args)
+    # A plugin's platform may set up the environment while the configuration is made, before
+    # anything of the engine core may run; ours does not.
+    built_in = type(current_platform).__module__.startswith("hardpoint.")
+    process = EngineProcess(preload_for(engine_args)) if built_in else None
+    try:
+        vllm_config = engine_args.create_engine_config()
+        engine_class = load_ref(_ASYNC_LLM)
+        return engine_class.from_vllm_config(
+            vllm_config,
+            enable_log_requests=engine_args.enable_log_requests,
+            disable_log_stats=engine_args.disable_log_stats,
+            engine_process=process,
+        )
+    except BaseException:
+        if process is not None:
+            process.abandon()
+        raise
+
+
+def _run(args: Namespace, listener: Listener, engine: AsyncLLM, signals: StopSignals) -> int:
+    with asyncio.Runner(loop_factory=load_ref(_UVLOOP)) as runner:
+        loop = runner.get_loop()
+        stop = asyncio.Event()
+        signals.listen_with(lambda: loop.call_soon_threadsafe(stop.set))
+        return runner.run(_serve_until(stop, args, listener, engine))
+
+
+async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener, engine: AsyncLLM) -> int:
+    app = load_ref(_BUILD_APP)(args, await engine.get_supported_tasks())
+    await load_ref(_INIT_APP_STATE)(engine, app.state, args)
+    server = load_ref(_HTTP_SERVER)(app, args, listener.socket)
+    serving = asyncio.create_task(server.serve())
+    stopping = asyncio.create_task(stop.wait())
+    dying = asyncio.create_task(engine.wait_for_death())
+    logger.info("ready: %s", listener.where)
+    done, _ = await asyncio.wait([serving, stopping, dying], return_when=asyncio.FIRST_COMPLETED)
+    if dying in done and stopping not in done:
+        await _linger(stopping)
+    else:
+        await _drain(engine, engine.vllm_config.shutdown_timeout)
+    server.stop(_FLUSH_S)
+    stopping.cancel()
+    dying.cancel()
+    await serving
+    # A server that ended although nobody asked for it did not end well either.
+    return 1 if engine.errored or serving in done else 0
+
+
+async def _linger(stopping: asyncio.Task[bool]) -> None:
+    """The engine has ended by itself: say so on /health for a while, or until told to stop."""
+    if envs.VLLM_KEEP_ALIVE_ON_ENGINE_DEATH:
+        logger.error("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH is set: the server stays and answers 503")
+        await stopping
+        return
+    await asyncio.wait([stopping], timeout=_DEAD_NOTICE_S)
+
+
+async def _drain(engine: AsyncLLM, drain_s: int) -> None:
+    """Give running requests `drain_s` seconds, then end them with an error."""
+    running = engine.get_num_unfinished_requests()
+    if running and drain_s:
+        logger.info("waiting up to %d s for %d requests", drain_s, running)
+        with contextlib.suppress(TimeoutError):
+            await engine.wait_for_requests_to_drain(drain_s)
+    await engine.fail_requests(AdmissionError("the server is shutting down", reason="shutdown"))
+
+
+def _explain(error: HardpointError) -> None:
+    """Print one error a person can act on; the traceback, here or in a child, only at DEBUG."""
+    lines = [f"hardpoint: error: {error.what}"]
+    if error.origin:
+        lines.append(f"  from: {error.origin}")
+    if error.fix:
+        lines.append(f"  fix: {error.fix}")
+    logger.debug("traceback", exc_info=error)
+    child = getattr(error, "child_traceback", "")
+    if child:
+        logger.debug("traceback of the child:\n%s", child)
+    print("\n".join(lines), file=sys.stderr)  # noqa: T201 - for the person at the terminal

@@ -1,0 +1,119 @@
+"""uvicorn on our socket: our signals, our logging, a stop that can be waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+from argparse import Namespace
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from hardpoint.env import envs
+from hardpoint.errors import ConfigError
+from hardpoint.front_end.server.settings import ServerSettings
+from hardpoint.log import attach
+
+
+class _Uvicorn(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the process: it ends more than the HTTP server."""
+        yield
+
+
+class _Unlogged(logging.Filter):
+    """Leaves some paths out of the access log."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        # uvicorn's arguments: client, method, path with query, HTTP version, status.
+        args = record.args
+        return not (isinstance(args, tuple) and len(args) > 2 and str(args[2]).partition("?")[0] in self._paths)
+
+
+class HttpServer:
+    """Serves an ASGI application until `stop`."""
+
+    def __init__(self, app: Any, args: Namespace, sock: socket.socket) -> None:
+        settings = ServerSettings.from_args(args)
+        self._socket = sock
+        self._config = _config(app, settings)
+        self._server = _Uvicorn(self._config)
+        _set_up_logging(settings)
+
+    async def serve(self) -> None:
+        """Take requests; returns once stopped and every response is written or cut."""
+        await self._server.serve(sockets=[self._socket])
+
+    def stop(self, flush_s: int) -> None:
+        """Take no more requests; responses under way get `flush_s` seconds."""
+        self._config.timeout_graceful_shutdown = flush_s
+        self._server.should_exit = True
+
+    @property
+    def started(self) -> bool:
+        """Whether requests are being taken."""
+        return self._server.started
+
+
+def _config(app: Any, settings: ServerSettings) -> uvicorn.Config:
+    tls: dict[str, Any] = {}
+    if settings.ssl_keyfile or settings.ssl_certfile:
+        tls = {
+            "ssl_keyfile": settings.ssl_keyfile,
+            "ssl_certfile": settings.ssl_certfile,
+            "ssl_ca_certs": settings.ssl_ca_certs,
+            "ssl_cert_reqs": settings.ssl_cert_reqs,
+            "ssl_ciphers": settings.ssl_ciphers or "TLSv1",
+        }
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level=settings.uvicorn_log_level,
+        access_log=not settings.disable_uvicorn_access_log,
+        timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
+        h11_max_incomplete_event_size=settings.h11_max_incomplete_event_size,
+        server_header=False,
+        **tls,
+    )
+
+
+def check_tls(args: Namespace) -> None:
+    """Raise ConfigError when the TLS flags name files that cannot be used."""
+    config = _config(None, ServerSettings.from_args(args))
+    if not config.is_ssl:
+        return
+    try:
+        uvicorn.config.create_ssl_context(
+            certfile=config.ssl_certfile or "",
+            keyfile=config.ssl_keyfile,
+            password=None,
+            ssl_version=config.ssl_version,
+            cert_reqs=config.ssl_cert_reqs,
+            ca_certs=config.ssl_ca_certs,
+            ciphers=config.ssl_ciphers,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"the TLS files cannot be used: {error}",
+            code="tls",
+            origin="--ssl-certfile, --ssl-keyfile, --ssl-ca-certs, --ssl-ciphers",
+            fix="give a certificate and its key as PEM files",
+        ) from error
+
+
+def _set_up_logging(settings: ServerSettings) -> None:
+    # "uvicorn" has uvicorn.error and uvicorn.access below it.
+    attach("uvicorn", settings.uvicorn_log_level if settings.uvicorn_log_level != "trace" else 5)
+    # What a newcomer needs to see on the console is in our own lines.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, logging.getLogger("uvicorn").level))
+    if settings.disable_uvicorn_access_log:
+        logging.getLogger("uvicorn.access").setLevel(logging.CRITICAL)
+    if settings.unlogged_paths():
+        logging.getLogger("uvicorn.access").addFilter(_Unlogged(settings.unlogged_paths()))

@@ -1,0 +1,1 @@
+"""Metrics and statistics: stat loggers, Prometheus, the web layer's own figures."""

@@ -1,0 +1,1 @@
+"""The HTTP server: protocol models, routes, middleware, errors and endpoint plugins."""

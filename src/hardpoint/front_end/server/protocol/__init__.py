@@ -1,0 +1,1 @@
+"""Request and response bodies, with OpenAI's and vLLM's field names."""

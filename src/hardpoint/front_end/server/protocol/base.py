@@ -1,0 +1,189 @@
+"""What all bodies share: unknown fields are kept and logged; usage, errors, per-request metrics."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hardpoint.log import init_logger
+
+logger = init_logger(__name__)
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+
+_MAX_REMEMBERED_NAMES = 256
+_unknown_seen: set[str] = set()
+
+
+def random_id() -> str:
+    """32 hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def now() -> int:
+    """Unix time in whole seconds."""
+    return int(time.time())
+
+
+class OpenAIBaseModel(BaseModel):
+    """A body that accepts unknown fields, as OpenAI's API does."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class RequestBody(OpenAIBaseModel):
+    """What a client sends; unknown fields are ignored, and the log says so."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _note_unknown(cls, data: Any, handler: Any) -> Any:
+        result = handler(data)
+        extra = getattr(result, "__pydantic_extra__", None)
+        if extra:
+            _log_unknown(cls.__name__, extra)
+        return result
+
+
+def _log_unknown(kind: str, extra: dict[str, Any]) -> None:
+    """Warn about each new name once; past a bound (names come from clients) only at DEBUG."""
+    names = [name[:64] for name in extra]
+    new = [name for name in names if name not in _unknown_seen]
+    if new and len(_unknown_seen) + len(new) <= _MAX_REMEMBERED_NAMES:
+        _unknown_seen.update(new)
+        logger.warning("%s: unknown fields are ignored: %s", kind, ", ".join(sorted(new)))
+    else:
+        logger.debug("%s: unknown fields are ignored: %s", kind, ", ".join(sorted(names)[:20]))
+
+
+class ErrorInfo(OpenAIBaseModel):
+    """The inside of an error body."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: int
+
+
+class ErrorResponse(OpenAIBaseModel):
+    """An error body."""
+
+    error: ErrorInfo
+
+
+class PromptTokenUsageInfo(OpenAIBaseModel):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int | None = None
+    created_cache_tokens: int | None = None
+    multimodal_tokens: dict[str, int] | None = None
+
+
+class CompletionTokenUsageInfo(OpenAIBaseModel):
+    """What kinds of tokens were generated."""
+
+    reasoning_tokens: int = 0
+
+
+class UsageInfo(OpenAIBaseModel):
+    """Token counts of one request."""
+
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+    completion_tokens: int | None = 0
+    prompt_tokens_details: PromptTokenUsageInfo | None = None
+    completion_tokens_details: CompletionTokenUsageInfo | None = None
+
+
+class RequestResponseMetadata(BaseModel):
+    """What middleware and plugins can read of an answered request from `request.state`."""
+
+    request_id: str
+    final_usage_info: UsageInfo | None = None
+
+
+class PerRequestMetrics(OpenAIBaseModel):
+    """Timing of one request (`--enable-per-request-metrics`)."""
+
+    time_to_first_token_ms: float | None = None
+    generation_time_ms: float | None = None
+    queue_time_ms: float | None = None
+    mean_itl_ms: float | None = None
+    tokens_per_second: float | None = None
+    speculative_decoding: dict[str, Any] | None = None
+
+
+class StreamOptions(RequestBody):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class LogprobBody(BaseModel):
+    """One token's log-probability, as in `types.logprobs.Logprob`."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class FunctionDefinition(OpenAIBaseModel):
+    """A function a model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+
+
+class FunctionCall(OpenAIBaseModel):
+    """A call a model made; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str | None = Field(default=None, exclude=True)
+
+
+class ToolCall(OpenAIBaseModel):
+    """One tool call of a message."""
+
+    id: str = Field(default_factory=lambda: f"chatcmpl-tool-{random_id()}")
+    type: str = "function"
+    function: FunctionCall
+
+
+class DeltaFunctionCall(BaseModel):
+    """A fragment of a function call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(OpenAIBaseModel):
+    """A fragment of a tool call; `id`, `type` and the name come with the first only."""
+
+    id: str | None = None
+    type: str | None = None
+    index: int
+    function: DeltaFunctionCall | None = None
+
+
+class ExtractedToolCallInformation(BaseModel):
+    """What a tool parser found in a whole text."""
+
+    tools_called: bool
+    tool_calls: list[ToolCall]
+    content: str | None = None
+
+
+class DeltaMessage(OpenAIBaseModel):
+    """A fragment of an assistant message."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[DeltaToolCall] = Field(default_factory=list)

@@ -1,0 +1,66 @@
+"""What several route modules need."""
+
+from __future__ import annotations
+
+import email.message
+from typing import Any, Protocol
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from hardpoint.front_end.server.serving.context import ServerContext
+from hardpoint.front_end.server.serving.jobs import Job
+from hardpoint.front_end.server.streams import open_stream, unless_disconnected
+
+
+async def require_json(request: Request) -> None:
+    """Refuse a body that is not declared as JSON."""
+    header = email.message.Message()
+    header["content-type"] = request.headers.get("content-type", "")
+    if header.get_content_type() != "application/json":
+        raise RequestValidationError(
+            [
+                {
+                    "type": "content_type",
+                    "loc": ("header", "Content-Type"),
+                    "msg": "the header Content-Type must be application/json",
+                }
+            ]
+        )
+
+
+def context_of(request: Request) -> ServerContext:
+    """What the services of this server share."""
+    return request.app.state.context
+
+
+def json_response(body: BaseModel) -> Response:
+    """A model as a JSON response."""
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+class GenerationService(Protocol):
+    """A service whose answer comes whole or as a stream."""
+
+    async def prepare(self, request: Any, http: Request) -> Job:
+        """Check the request."""
+
+    async def whole(self, request: Any, job: Job) -> Any:
+        """Run it to its end."""
+
+    def stream(self, request: Any, job: Job) -> Any:
+        """Run it and yield events."""
+
+
+async def generate(service: GenerationService, request: Any, http: Request) -> Response:
+    """Answer a generation request; the engine's work ends when the client leaves."""
+    settings = context_of(http).settings
+    job = await service.prepare(request, http)
+    if request.stream:
+        events = service.stream(request, job)
+        return await open_stream(http, events, settings.sse_keep_alive_interval, settings.log_error_stack)
+    answer = await unless_disconnected(http, service.whole(request, job))
+    http.state.request_metadata.final_usage_info = answer.usage
+    return json_response(answer)

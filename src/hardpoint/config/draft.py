@@ -40,8 +40,11 @@ class Draft:
             section.__dict__["_journal"] = self
 
     @contextmanager
-    def attributing(self, step: str) -> Iterator[None]:
-        """Attribute the writes inside the block to `step`, also those into lists and dicts."""
+    def attributing(self, step: str, author: Origin | None = None) -> Iterator[None]:
+        """Attribute the writes inside the block to `step`, also those into lists and dicts.
+
+        author  whose code the step calls; writes into a list or dict do not show who makes them
+        """
         before = _containers(self.config)
         self.step = step
         try:
@@ -50,7 +53,7 @@ class Draft:
             self.attach()
             for path, value in _containers(self.config).items():
                 if path in before and value != before[path]:
-                    self._note(path, before[path], value)
+                    self._note(path, before[path], value, author)
             self.step = ""
 
     def seal(self) -> None:
@@ -73,7 +76,7 @@ class Draft:
         if old is new or _same(old, new):
             return
         path = f"{self._names.get(id(section), type(section).__name__)}.{name}".lstrip(".")
-        if self.sealed and _is_runtime(section, name):
+        if not self.step and _is_runtime(section, name):
             return
         if isinstance(new, (list, dict, set)) and not self.sealed:
             # The comparison at the end of the step reports it, once.
@@ -84,8 +87,8 @@ class Draft:
             ledger.record("warn", "config", path, origin=author, detail=text)
             logger.warning("%s; other processes do not see it", text)
 
-    def _note(self, path: str, old: Any, new: Any) -> Origin:
-        author = acting_plugin() or BUILT_IN
+    def _note(self, path: str, old: Any, new: Any, author: Origin | None = None) -> Origin:
+        author = author or acting_plugin() or BUILT_IN
         step = self.step or ("after sealing" if self.sealed else "outside the steps")
         self.writes.append((path, step))
         detail = f"{_short(old)} -> {_short(new)} in step {step!r}"

@@ -43,12 +43,12 @@ class Section:
     def __setattr__(self, name: str, value: Any) -> None:
         journal: Journal | None = self.__dict__.get("_journal")
         if journal is not None:
-            journal.wrote(self, name, self.__dict__.get(name), value)
+            journal.wrote(self, name, getattr(self, name, None), value)
         self.__dict__[name] = value
 
     def check(self) -> None:
         """Hold every field against its declared type and bounds."""
-        for name, kind in _checked_fields(type(self)):
+        for name, kind in _checked_fields(type(self)):  # type: ignore[arg-type]
             # Not from __dict__: a derived field's default lives on the class.
             value = getattr(self, name, None)
             if not isinstance(value, Section):
@@ -133,7 +133,7 @@ def from_mapping(cls: type[_T], values: Any, where: str | None = None) -> _T:
     where = where or section_name(cls)
     if not isinstance(values, dict):
         raise ConfigError(f"{where} takes a mapping, not {values!r}", code="config-value")
-    types = field_types(cls)
+    types = field_types(cls)  # type: ignore[arg-type]
     settable = {field.name for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     built = {}
     for key, value in values.items():

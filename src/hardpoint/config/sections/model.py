@@ -43,6 +43,8 @@ class ModelConfig(Section):
     dtype           "auto" or a name such as "float32"; a torch.dtype in worker processes
     max_model_len   tokens of context; None = the model's, -1 = as many as fit
     hf_config       facts under Hugging Face names, also for GGUF files; hf_text_config is its text part
+    original_max_model_len  what was asked for, before the model's own limit: -1 leaves it to memory
+    requested_dtype ours: the number format that was asked for, "auto" included
     local_path      ours: the folder or .gguf file on this machine
     tokenizer_path  ours: the folder or .gguf file with the tokenizer
     generation_defaults  ours: contents of generation_config.json as far as --generation-config lets it in
@@ -96,6 +98,8 @@ class ModelConfig(Section):
     multimodal_config: MultiModalConfig | None = None
 
     is_submodel_config: bool = derived(False)
+    original_max_model_len: int | None = derived()
+    requested_dtype: str = derived("auto")
     local_path: str = derived("")
     tokenizer_path: str = derived("")
     generation_defaults: Options = field(default_factory=dict, init=False)
@@ -106,9 +110,10 @@ class ModelConfig(Section):
             self.tokenizer = self.model
         if self.tokenizer_revision is None:
             self.tokenizer_revision = self.revision
-        if isinstance(self.dtype, str) is False:
-            # A torch.dtype prints as "torch.float16"; its name is all that crosses processes.
-            self.dtype = str(self.dtype).removeprefix("torch.")
+        # A torch.dtype prints as "torch.float16"; its name is all that crosses processes.
+        self.dtype = str(self.dtype).removeprefix("torch.")
+        self.original_max_model_len = self.max_model_len
+        self.requested_dtype = self.dtype
 
     # -- architecture ------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ RunnerType = Literal["generate", "pooling", "draft"]
 SchedulerPolicy = Literal["fcfs", "priority"]
 
 DEFAULT_SCHEDULER = "hardpoint.engine_core.scheduler.default.Scheduler"
-ASYNC_SCHEDULER = "hardpoint.engine_core.scheduler.default.AsyncScheduler"
 
 
 @dataclass
@@ -86,10 +85,6 @@ class SchedulerConfig(Section):
         return cls(**values)
 
     def get_scheduler_cls(self) -> type[Any]:
-        """Return the scheduler class; imports the one that is named. Raises ConfigError when it cannot."""
-        chosen = self.scheduler_cls
-        if chosen is None:
-            chosen = ASYNC_SCHEDULER if self.async_scheduling else DEFAULT_SCHEDULER
-        if isinstance(chosen, type):
-            return chosen
-        return resolve_obj_by_qualname(chosen)
+        """Return the scheduler class; imports the one that is named, with the errors of that."""
+        chosen = self.scheduler_cls or DEFAULT_SCHEDULER
+        return chosen if isinstance(chosen, type) else resolve_obj_by_qualname(chosen)

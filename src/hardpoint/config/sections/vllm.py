@@ -7,7 +7,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardpoint.config.sections.base import NonNegative, Section
+from hardpoint.config.sections.base import NonNegative, Section, derived
 from hardpoint.config.sections.cache import CacheConfig
 from hardpoint.config.sections.compilation import (
     AttentionConfig,
@@ -87,6 +87,8 @@ class VllmConfig(Section):
     weight_transfer_config: WeightTransferConfig | None = None
     shutdown_timeout: NonNegative = 0
     plugins_config: PluginsConfig = field(default_factory=PluginsConfig)
+
+    is_settled: bool = derived(False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

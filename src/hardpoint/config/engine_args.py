@@ -1,0 +1,264 @@
+"""What `LLM(...)` and `hardpoint serve` take: `EngineArgs`, made from the table of flags, to a `VllmConfig`."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from hardpoint.config import flags
+from hardpoint.config.arguments import add_flag, check_refused
+from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
+from hardpoint.config.sections import (
+    CompilationConfig,
+    PluginsConfig,
+    SchedulerConfig,
+    Section,
+    VllmConfig,
+    from_mapping,
+    near_miss,
+)
+from hardpoint.config.sections.base import check_value, field_types, section_type
+from hardpoint.env import envs
+from hardpoint.errors import ConfigError
+from hardpoint.extensions.boot import load_general_plugins, set_policy
+from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.refs import load_ref
+
+# Token budget and requests of a step where the user leaves them open: (kind of use, on a CPU).
+# A CPU computes a step of a thousand tokens in about the time that users accept between two words.
+_BUDGET = {("server", True): 1024, ("script", True): 2048, ("server", False): 2048, ("script", False): 8192}
+_REQUESTS = {"server": 128, "script": 256}
+_OTHER = tuple(flag for flag in FLAGS if flag not in ENGINE_FLAGS)
+
+
+class UnknownArgument(ConfigError, TypeError):
+    """A keyword that no engine argument has."""
+
+
+def _field(flag: Flag) -> tuple[str, Any, Any]:
+    if isinstance(flag.default, (list, dict, set)):
+        default = flag.default
+        return flag.dest, Any, dataclasses.field(default_factory=lambda: copy.deepcopy(default))
+    return flag.dest, Any, dataclasses.field(default=flag.default)
+
+
+if TYPE_CHECKING:
+
+    class _Arguments:
+        """Stands for the generated fields, which a type checker cannot see."""
+
+        model: str
+
+        def __init__(self, *args: Any, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Arguments = dataclasses.make_dataclass("_Arguments", [_field(flag) for flag in (MODEL, *ENGINE_FLAGS)])
+
+
+@dataclass
+class EngineArgs(_Arguments):
+    """Engine arguments under vLLM's names; every field is a row of the table of flags.
+
+    Making one loads the general plugins, which may add what the arguments name.
+    Raises `UnknownArgument` (a TypeError naming the near miss) and `ConfigError`.
+    """
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        """Refuse unknown keywords before the generated constructor does, with the near miss."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        for name in values:
+            if name not in known:
+                raise _unknown(name, known)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        policy = self.plugin_policy
+        if policy is not None:
+            set_policy(policy)
+        load_general_plugins()
+        for flag in ENGINE_FLAGS:
+            value = getattr(self, flag.dest)
+            if value != flag.default and not isinstance(value, Section) and not flag.allows(value):
+                raise ConfigError(
+                    f"{flag.dest}={value!r} is refused: {reason(flag)}", code="config-unsupported", fix="leave it out"
+                )
+
+    # -- command line ------------------------------------------------------------------------------
+
+    @staticmethod
+    def add_cli_args(parser: Any) -> Any:
+        """Add the engine's flags to a parser, in groups. Returns the parser."""
+        if not any("--model" in action.option_strings for action in parser._actions):
+            parser.add_argument("--model", dest="model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        for title, rows in flags.GROUPS.items():
+            _add_group(parser, title, rows)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """Take the engine's flags out of parsed arguments. Raises `FlagError` for what is refused."""
+        check_refused(ENGINE_FLAGS, args)
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+    # -- configuration -----------------------------------------------------------------------------
+
+    def create_engine_config(self, usage_context: Any = None, headless: bool = False) -> VllmConfig:
+        """Build, settle and seal the configuration.
+
+        usage_context  "server" or "script" (or vLLM's enum of the same meaning): decides the defaults
+        Raises `ConfigError` or `ModelFileError`.
+        """
+        platform = load_ref("hardpoint.platforms:current_platform")
+        platform.pre_register_and_update()
+        platform.validate_environ(bool(self.fail_on_environ_validation))
+        parts = self._sections(_use(usage_context), platform)
+        self._record()
+        return VllmConfig(**parts)
+
+    def _sections(self, use: str, platform: Any) -> dict[str, Any]:
+        values = self._by_section()
+        parts: dict[str, Any] = values.pop("", {})
+        scheduler = {"max_model_len": 1, "is_encoder_decoder": False, **self._budget(use, platform)}
+        parts["scheduler_config"] = SchedulerConfig(**{**scheduler, **values.pop("scheduler_config", {})})
+        types = field_types(VllmConfig)
+        for name, fields in values.items():
+            kind = section_type(types[name])
+            given = parts.get(name)
+            assert kind is not None, name
+            if given is None:
+                parts[name] = kind(**fields)
+                continue
+            for field, value in fields.items():
+                setattr(given, field, value)
+            given.check()
+        parts["plugins_config"] = self._plugins()
+        parts["model_config"].model = self.model
+        return parts
+
+    def _by_section(self) -> dict[str, dict[str, Any]]:
+        """Collect what was given, by section: values of fields, and whole sections under ""."""
+        values: dict[str, dict[str, Any]] = {"model_config": {"model": self.model}, "": {}}
+        for flag in ENGINE_FLAGS:
+            value = getattr(self, flag.dest)
+            if not flag.field or flag.field.startswith(("plugins_config", "offload_config.")) or value is None:
+                continue
+            section, _, field = flag.field.rpartition(".")
+            values.setdefault(section, {})[field] = _read_value(flag, value)
+        return values
+
+    def _budget(self, use: str, platform: Any) -> dict[str, int]:
+        requests = self.max_num_seqs or min(_REQUESTS[use], self.max_num_batched_tokens or _REQUESTS[use])
+        tokens = _BUDGET[use, platform.device_type == "cpu"]
+        if self.enable_chunked_prefill is False and self.max_model_len:
+            tokens = max(tokens, self.max_model_len)
+        return {"max_num_seqs": requests, "max_num_batched_tokens": max(tokens, requests)}
+
+    def _plugins(self) -> PluginsConfig:
+        policy = self.plugin_policy or envs.HARDPOINT_PLUGIN_POLICY
+        return PluginsConfig(policy=policy, settings=read_plugin_settings(self.plugin_config))
+
+    def _record(self) -> None:
+        """Tell the ledger which fields the user chose."""
+        for flag in ENGINE_FLAGS:
+            value = getattr(self, flag.dest)
+            if flag.field and value != flag.default:
+                detail = f"{value!r} from {flag.names[0]}"
+                ledger.record("config_write", "config", flag.field, detail=detail)
+
+
+@dataclass
+class AsyncEngineArgs(EngineArgs):
+    """Engine arguments of the asynchronous engine."""
+
+    @staticmethod
+    def add_cli_args(parser: Any, async_args_only: bool = False) -> Any:
+        """Add the engine's flags, then let the platform add its own. Returns the parser."""
+        if not async_args_only:
+            EngineArgs.add_cli_args(parser)
+        load_ref("hardpoint.platforms:current_platform").pre_register_and_update(parser)
+        return parser
+
+
+def add_front_end_args(parser: Any) -> Any:
+    """Add the flags of the HTTP server. Returns the parser."""
+    for title, rows in flags.FRONT_END.items():
+        _add_group(parser, title, rows)
+    return parser
+
+
+def _add_group(parser: Any, title: str, rows: tuple[Flag, ...]) -> None:
+    group = parser.add_argument_group(title)
+    for row in rows:
+        add_flag(group, row)
+
+
+def check_front_end_args(args: argparse.Namespace) -> None:
+    """Refuse what the server cannot do, and fill in the other defaults."""
+    check_refused(_OTHER, args)
+
+
+def _unknown(name: str, known: set[str]) -> ConfigError:
+    other = next((flag for flag in _OTHER if flag.dest == name), None)
+    if other is not None:
+        return UnknownArgument(
+            f"{name!r} is an option of the HTTP server, not of the engine", code="config-unknown-argument"
+        )
+    text = f"there is no engine argument {name!r}{near_miss(name, known)}"
+    return UnknownArgument(text, code="config-unknown-argument")
+
+
+def _use(context: Any) -> str:
+    text = str(getattr(context, "value", context) or "server").lower()
+    return "script" if "llm_class" in text or "script" in text else "server"
+
+
+def _read_value(flag: Flag, value: Any) -> Any:
+    """Turn a flag's value into what its field holds: JSON into sections, words into numbers."""
+    if flag.kind is CompilationConfig and not isinstance(value, (dict, Section)):
+        value = {"mode": value}
+    if isinstance(flag.kind, type) and isinstance(value, dict):
+        return from_mapping(flag.kind, value)
+    if flag.field == "logging_config.log_level":
+        return str(value).upper()
+    if flag.field == "model_config.logits_processors" and not isinstance(value, list):
+        return [value]
+    if flag.dest == "ignore_patterns" and isinstance(value, str):
+        return [value]
+    if isinstance(flag.kind, tuple):
+        return check_value(flag.dest, value, Literal[flag.kind])
+    # The caller's own lists and sections stay as they are, whatever happens to the configuration.
+    return copy.deepcopy(value) if isinstance(value, (list, dict, set, Section)) else value
+
+
+def read_plugin_settings(given: Any) -> dict[str, dict[str, Any]]:
+    """Turn `NAME.key=value` words (or a dict of dicts) into settings by plugin. Raises `ConfigError`."""
+    if isinstance(given, dict):
+        return {str(name): dict(own) for name, own in given.items()}
+    settings: dict[str, dict[str, Any]] = {}
+    for word in given or []:
+        path, equals, text = word.partition("=")
+        name, dot, key = path.partition(".")
+        if not (equals and dot and name and key):
+            raise ConfigError(f"--plugin-config {word!r}: expected NAME.key=value", code="flag")
+        own = settings.setdefault(name, {})
+        *outer, last = key.split(".")
+        for part in outer:
+            own = own.setdefault(part, {})
+            if not isinstance(own, dict):
+                raise ConfigError(f"--plugin-config {word!r}: {part} has a value already", code="flag")
+        own[last] = _json_or_text(text)
+    return settings
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

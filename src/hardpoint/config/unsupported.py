@@ -1,0 +1,117 @@
+"""What the configuration can say and this version cannot do: refused by name, never ignored.
+
+Flags carry their own refusals (`config.flags`); these rows are fields that have no flag of their own
+because they come inside a JSON flag or from a script.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hardpoint.config.flags import (
+    FLAGS,
+    LATER,
+    NO_GRAPHS,
+    NO_LORA,
+    NO_MEDIA,
+    NO_POOLING,
+    NO_RANKS,
+    NO_SPEC,
+    NO_TOOLS,
+    NO_TRANSFER,
+    Flag,
+    reason,
+)
+from hardpoint.config.sections import CompilationMode, CUDAGraphMode, Section, VllmConfig
+from hardpoint.errors import ConfigError
+
+NO_TABLES = "there are no n-gram tables"
+NO_COMPILE = "compiled models are not supported yet"
+
+
+class Limit(NamedTuple):
+    """A field and the only values it may have."""
+
+    path: str
+    allowed: tuple[Any, ...]
+    why: str
+
+
+# fmt: off
+LIMITS = (
+    Limit("compilation_config.mode",                       (None, CompilationMode.NONE), NO_COMPILE),
+    Limit("compilation_config.compile_sizes",              (None, []),                   NO_COMPILE),
+    Limit("compilation_config.inductor_passes",            ({},),                        NO_COMPILE),
+    Limit("compilation_config.cudagraph_mode",             (None, CUDAGraphMode.NONE),   NO_GRAPHS),
+    Limit("compilation_config.cudagraph_capture_sizes",    (None,),                      NO_GRAPHS),
+    Limit("compilation_config.max_cudagraph_capture_size", (None,),                      NO_GRAPHS),
+    Limit("compilation_config.compile_mm_encoder",         (False,),                     NO_MEDIA),
+    Limit("compilation_config.cudagraph_mm_encoder",       (False,),                     NO_MEDIA),
+    Limit("model_config.multimodal_config",                (None,),                      NO_MEDIA),
+    Limit("model_config.pooler_config",                    (None,),                      NO_POOLING),
+    Limit("lora_config",                                   (None,),                      NO_LORA),
+    Limit("speculative_config",                            (None,),                      NO_SPEC),
+    Limit("kv_transfer_config",                            (None,),                      NO_TRANSFER),
+    Limit("kv_events_config",                              (None,),                      LATER),
+    Limit("ec_transfer_config",                            (None,),                      NO_MEDIA),
+    Limit("watermark_config",                              (None,),                      LATER),
+    Limit("diffusion_config",                              (None,),                      LATER),
+    Limit("engram_config",                                 (None,),                      NO_TABLES),
+    Limit("weight_transfer_config",                        (None,),                      LATER),
+    Limit("reasoning_config",                              (None,),                      NO_TOOLS),
+    Limit("parallel_config.placement_group",               (None,),                      NO_RANKS),
+    Limit("parallel_config.ray_runtime_env",               (None,),                      NO_RANKS),
+)
+# fmt: on
+
+
+_OWN_FLAG = {flag.field for flag in FLAGS if flag.field}
+
+
+def check_supported(config: VllmConfig) -> None:
+    """Raise `ConfigError` naming the first field whose value this version cannot honour."""
+    for limit in LIMITS:
+        value = _read(config, limit.path)
+        if not any(_equal(value, allowed) for allowed in limit.allowed):
+            raise _refused(limit.path, value, limit.why)
+    for flag in FLAGS:
+        if flag.why and flag.field:
+            _check_flag(config, flag)
+
+
+def _check_flag(config: VllmConfig, flag: Flag) -> None:
+    value = _read(config, flag.field)
+    if isinstance(value, Section):
+        _check_section(flag, value)
+    elif not flag.allows(value) and not _equal(value, _default(config, flag.field)):
+        raise _refused(flag.field, value, reason(flag))
+
+
+def _check_section(flag: Flag, section: Section) -> None:
+    """A section whose flag is refused: every field must be at its default, unless it has a flag of its own."""
+    fresh = type(section)()
+    for name, value in vars(section).items():
+        path = f"{flag.field}.{name}"
+        if not name.startswith("_") and path not in _OWN_FLAG and value != getattr(fresh, name):
+            raise _refused(path, value, reason(flag))
+
+
+def _default(config: VllmConfig, path: str) -> Any:
+    parent, _, name = path.rpartition(".")
+    section = _read(config, parent) if parent else config
+    field = type(section).__dataclass_fields__.get(name)
+    return None if field is None else field.default
+
+
+def _read(config: Any, path: str) -> Any:
+    for name in path.split("."):
+        config = getattr(config, name, None)
+    return config
+
+
+def _equal(value: Any, allowed: Any) -> bool:
+    return type(value) is type(allowed) and bool(value == allowed)
+
+
+def _refused(path: str, value: Any, why: str) -> ConfigError:
+    return ConfigError(f"{path} is {value!r}: {why}", code="config-unsupported", fix="leave it at its default")

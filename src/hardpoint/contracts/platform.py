@@ -352,6 +352,16 @@ class Platform(metaclass=_PlatformType):
         """Set the worker class, refuse what the device cannot do, normalise. Runs twice; see the class."""
 
     @classmethod
+    def default_dtype(cls, checkpoint_dtype: str | None) -> str:
+        """Ours: the number format that `--dtype auto` means for a checkpoint, by name.
+
+        checkpoint_dtype  what the model's config states, such as "bfloat16"; None when it does not say
+        """
+        if cls.device_type == "cpu":
+            return "float32"
+        return checkpoint_dtype if checkpoint_dtype in ("float16", "bfloat16") else "float16"
+
+    @classmethod
     def check_max_model_len(cls, max_model_len: int) -> int:
         """Return the context length that the device can serve."""
         return max_model_len

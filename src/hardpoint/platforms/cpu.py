@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 WORKER = "hardpoint.worker.device_worker.Worker"
-ATTENTION = "hardpoint.worker.attention.cpu.CPUAttentionBackend"
+ATTENTION = "CPU_ATTN"
 DEFAULT_SHARE = 0.92
 DEFAULT_CAP_BYTES = 4 << 30
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -90,10 +90,8 @@ class CpuPlatform(Platform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """The named backend if it is registered, else ours."""
-        if selected_backend is None:
-            return ATTENTION
-        name = getattr(selected_backend, "name", selected_backend)
+        """The named backend, else what stands under our own name."""
+        name = ATTENTION if selected_backend is None else getattr(selected_backend, "name", selected_backend)
         return registry("attention_backends").entry(str(name)).target.replace(":", ".")
 
     @classmethod

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 WORKER = "hardpoint.worker.device_worker.Worker"
 # Plain torch, so it runs on any device; faster backends come as entries of `attention_backends`.
-ATTENTION = "hardpoint.worker.attention.cpu.CPUAttentionBackend"
+ATTENTION = "CPU_ATTN"
 
 
 def _cuda(name: str) -> Any:
@@ -95,9 +95,7 @@ class CudaPlatform(Platform):
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
         """The named backend if it is registered, else the plain torch one."""
-        if selected_backend is None:
-            return ATTENTION
-        name = getattr(selected_backend, "name", selected_backend)
+        name = ATTENTION if selected_backend is None else getattr(selected_backend, "name", selected_backend)
         return registry("attention_backends").entry(str(name)).target.replace(":", ".")
 
     @classmethod

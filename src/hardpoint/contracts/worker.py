@@ -275,6 +275,10 @@ class WorkerWrapperBase:
         """Call a method by name, or a function with the worker; NotImplementedError for an unknown name."""
         return call_worker(self, method, args, kwargs)
 
+    def export_ledger(self) -> list[dict[str, Any]]:
+        """The ledger of this worker's process, as plain dicts."""
+        return ledger.export()
+
     def shutdown(self) -> None:
         """End the worker, if there is one."""
         if self.worker is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
 from hardpoint.engine_core.refusals import why_refused
 from hardpoint.engine_core.request import BlockHasher, Request
 from hardpoint.engine_core.start import make_scheduler, plan_kv_cache
+from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.types.finish import FinishReason, RequestStatus
 from hardpoint.types.lora_request import LoRARequest
@@ -158,6 +160,14 @@ class EngineCore:
     def check_health(self) -> None:
         """Raise when a worker is gone."""
         self.model_executor.check_health()
+
+    def get_ledger(self) -> list[dict[str, Any]]:
+        """The ledger of this process and of its workers, as plain dicts."""
+        # An out-of-tree executor may have workers without our wrapper.
+        with contextlib.suppress(NotImplementedError, AttributeError):
+            for entries in self.model_executor.collective_rpc("export_ledger"):
+                ledger.merge(entries)
+        return [entry.to_dict() for entry in ledger.entries()]
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""

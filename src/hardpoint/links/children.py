@@ -34,13 +34,13 @@ from hardpoint.errors import StartError
 from hardpoint.links.channel import Channel, ChannelClosed
 from hardpoint.links.codec import Decoder, Encoder
 from hardpoint.log import init_logger
-from hardpoint.types.messages import ChildStart, Hello, Ready, StartFailed
+from hardpoint.types.messages import ChildStart, Hello, Inspected, Ready, StartFailed
 
 logger = init_logger(__name__)
 _PARENT_POLL_S = 1.0
 _KILL_WAIT_S = 10.0
 _encoder = Encoder()
-_from_child: Decoder[Any] = Decoder(Hello | Ready | StartFailed)  # type: ignore[arg-type]
+_from_child: Decoder[Any] = Decoder(Hello | Ready | Inspected | StartFailed)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Child:
         """Wait for the end; False when it did not come in time."""
         return self._exited.wait(timeout_s)
 
-    def receive(self, timeout_s: float | None = None) -> Hello | Ready | StartFailed:
-        """Return the child's next message on the way to being ready.
+    def receive(self, timeout_s: float | None = None) -> Hello | Ready | Inspected | StartFailed:
+        """Return the child's next report.
 
         Raises TimeoutError, or ChannelClosed when the child ends instead.
         """
@@ -206,7 +206,7 @@ class ParentLink:
         self._parent_pid = parent_pid
         self._cleanups: list[Callable[[], object]] = []
 
-    def send(self, message: Hello | Ready | StartFailed) -> None:
+    def send(self, message: Hello | Ready | Inspected | StartFailed) -> None:
         """Report to the parent."""
         self.channel.send(_encoder.encode(message))
 

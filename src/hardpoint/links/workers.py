@@ -11,7 +11,7 @@ from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import Child, remaining_s, spawn_child
 from hardpoint.links.codec import Encoder
 from hardpoint.links.worker_link import WorkerLink
-from hardpoint.types.messages import Hello, Ready, StartFailed, WorkerStart
+from hardpoint.types.messages import Hello, Inspected, Ready, StartFailed, WorkerStart
 
 _MODULE = "hardpoint.processes.worker"
 _encoder = Encoder()
@@ -62,7 +62,14 @@ def start_workers(starts: Sequence[WorkerStart], timeout_s: float) -> list[Worke
 
 
 def wait_for_ready(child: Child, deadline: float) -> Ready:
-    """Return the child's Ready message.
+    """Return the child's Ready message; errors as `wait_for_report`."""
+    report = wait_for_report(child, deadline)
+    assert isinstance(report, Ready)
+    return report
+
+
+def wait_for_report(child: Child, deadline: float) -> Ready | Inspected:
+    """Return what the child reports once it has done what it was started for.
 
     Raises the like of the error that stopped it, or StartError when it ended without a word
     or says nothing until `deadline` (monotonic seconds).
@@ -70,11 +77,10 @@ def wait_for_ready(child: Child, deadline: float) -> Ready:
     try:
         while True:
             message = child.receive(remaining_s(deadline))
-            if isinstance(message, Ready):
-                return message
             if isinstance(message, StartFailed):
                 raise start_error(message, child.name)
-            assert isinstance(message, Hello)
+            if not isinstance(message, Hello):
+                return message
     except TimeoutError:
         raise StartError(
             f"the {child.name} process (pid {child.pid}) is not ready in time",

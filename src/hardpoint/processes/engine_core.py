@@ -24,7 +24,6 @@ from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.worker_calls import describe_error
 from hardpoint.engine_core.step import EngineCore
 from hardpoint.errors import CodecError, EngineDeadError
-from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.links.children import ParentLink
@@ -211,8 +210,6 @@ class EngineCoreLoop:
 
 
 def _utility(core: EngineCore, method: str) -> Callable[..., Any]:
-    if method == "get_ledger":
-        return lambda: collect_ledger(core)
     found = None if method.startswith("_") else getattr(core, method, None)
     if not callable(found):
         raise NotImplementedError(f"the engine core has no method {method!r}")
@@ -223,13 +220,6 @@ def _failed(call: UtilityCall, error: BaseException) -> UtilityOutput:
     logger.debug("call of %s failed", call.method, exc_info=error)
     kind, text = describe_error(error)
     return UtilityOutput(call.call_id, failure_message=text or kind, failure_type=kind)
-
-
-def collect_ledger(core: EngineCore) -> list[dict[str, Any]]:
-    """The ledger of this process and of its workers, as plain dicts."""
-    for entries in core.model_executor.collective_rpc("export_ledger"):
-        ledger.merge(entries)
-    return [entry.to_dict() for entry in ledger.entries()]
 
 
 def ready_message(core: EngineCore, index: int) -> Ready:
@@ -243,7 +233,7 @@ def ready_message(core: EngineCore, index: int) -> Ready:
         max_model_len=config.model_config.max_model_len or 0,
         block_size=block_tokens,
         supported_tasks=list(core.get_supported_tasks()),
-        ledger=collect_ledger(core),
+        ledger=core.get_ledger(),
     )
 
 

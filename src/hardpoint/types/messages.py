@@ -193,6 +193,20 @@ class WorkerStart(msgspec.Struct, omit_defaults=True):  # engine core -> worker,
     is_driver_worker: bool = False
 
 
+class Inspect(msgspec.Struct):  # front end -> inspector, answer to Hello
+    """The model class to look at, as "module:Class"."""
+
+    ref: str
+
+
+class Inspected(msgspec.Struct, omit_defaults=True, tag=True):  # inspector -> front end
+    """What the class declares (the fields of `ModelInfo`), and what was said about it meanwhile."""
+
+    info: dict[str, Any]
+    remarks: list[str] = []
+    ledger: list[dict[str, Any]] = []
+
+
 class WorkerCall(msgspec.Struct, array_like=True, omit_defaults=True):  # engine core -> worker
     """Call a method of the worker; `method` is a name or a function; answered with `UtilityOutput`.
 

@@ -255,6 +255,8 @@ def _serve(link: ParentLink) -> int:
 
 def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
     config = from_wire(start.config)
+    # The platform's hooks run here again, as in vLLM, but before anything is built from the result.
+    config.__post_init__()
     executor_class = load_ref(start.executor_class) if start.executor_class else Executor.get_class(config)
     loop: EngineCoreLoop | None = None
 

@@ -33,7 +33,7 @@ from hardpoint.extensions.groups import (
     load_stat_logger_plugin_factories,
 )
 from hardpoint.extensions.ledger import LedgerEntry, ledger
-from hardpoint.extensions.points import GROUPS, config_hook_row
+from hardpoint.extensions.points import config_hook_row, group_row
 from hardpoint.extensions.rows import Role
 
 # What a front end of a text-generation server, and a worker, would load after their boot.
@@ -175,8 +175,8 @@ def _as_dict(error: BaseException) -> dict[str, str]:
 
 
 def groups_of(role: Role) -> list[str]:
-    """Keys of the groups that load after the boot of a role."""
-    return [row.key for row in GROUPS if row.key in _LATER and role in row.roles]
+    """Keys of the groups that load after the boot of a role, in the order a server loads them."""
+    return [key for key in _LATER if role in group_row(key).roles]
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,0 +1,102 @@
+"""Each row that is built has what its columns promise."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import hardpoint
+from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS, BUILTIN_PLATFORMS, BUILTINS
+from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, PLATFORM_HOOKS, REGISTRIES, ROWS
+from hardpoint.extensions.refs import load_ref, parse_ref
+from hardpoint.extensions.registry import registry
+from hardpoint.extensions.rows import Check, Shape, State
+
+SOURCE = Path(hardpoint.__file__).parent
+CONTRACTS = sorted({row.contract for row in ROWS if getattr(row, "contract", "") and row.state is State.BUILT})
+REGISTERED = [(key, name) for key, entries in BUILTINS.items() for name in entries]
+
+
+@pytest.mark.parametrize("ref", CONTRACTS)
+def test_the_contract_of_a_built_row_says_who_calls_and_what_a_fault_does(ref):
+    contract = load_ref(ref)
+    said = inspect.getdoc(contract) or ""
+    said += inspect.getdoc(sys.modules[parse_ref(ref)[0]]) or ""
+    for label in ("Built", "Called", "Fault"):
+        assert re.search(rf"^{label}\b", said, re.MULTILINE), f"{ref} does not say: {label}"
+
+
+@pytest.mark.parametrize(("key", "name"), REGISTERED)
+def test_a_built_in_entry_imports_and_satisfies_its_row(key, name):
+    row = registry(key).row
+    value = registry(key).load(name)
+    assert isinstance(value, type)
+    if row.check in (Check.SUBCLASS_TYPE_ERROR, Check.SUBCLASS_VALUE_ERROR):
+        assert issubclass(value, load_ref(row.base))
+    assert not inspect.isabstract(value)
+
+
+def test_a_built_in_attention_backend_fulfils_its_contract():
+    for name in BUILTINS["attention_backends"]:
+        assert issubclass(
+            registry("attention_backends").load(name), load_ref(registry("attention_backends").row.contract)
+        )
+
+
+def test_built_in_entry_points_and_detectors_are_functions():
+    refs = [ref for entries in BUILTIN_ENTRY_POINTS.values() for ref in entries.values()]
+    for ref in [*refs, *BUILTIN_PLATFORMS.values()]:
+        assert callable(load_ref(ref))
+
+
+def test_nothing_planned_has_built_in_entries():
+    planned = {row.key for row in REGISTRIES if row.state is State.PLANNED}
+    assert not planned & set(BUILTINS)
+
+
+def source_text(*but: str) -> str:
+    files = [
+        path for path in SOURCE.rglob("*.py") if path.relative_to(SOURCE).parts[0] not in ("extensions", "compat", *but)
+    ]
+    return "\n".join(path.read_text(encoding="utf-8") for path in files)
+
+
+@pytest.mark.parametrize("row", [r for r in PLATFORM_HOOKS if r.state is State.BUILT], ids=lambda row: row.key)
+def test_a_built_platform_hook_is_a_method_that_is_called(row):
+    platform = load_ref("hardpoint.contracts.platform:Platform")
+    assert callable(getattr(platform, row.key))
+    assert re.search(rf"\.{row.key}\(", source_text()), f"nothing calls {row.key}"
+
+
+@pytest.mark.parametrize("row", [r for r in CONFIG_HOOKS if r.state is State.BUILT], ids=lambda row: row.key)
+def test_a_built_config_hook_is_a_field_that_is_read(row):
+    section, _, field = row.field.rpartition(".")
+    config = load_ref("hardpoint.config.sections:VllmConfig")
+    owner = config if not section else _section(config, section)
+    assert field in owner.__dataclass_fields__
+    if row.shape is not Shape.JSON:  # open data is read by plugins
+        assert re.search(rf"\b{field}\b", source_text("config")), f"nothing reads {row.field}"
+
+
+def _section(config: type, name: str) -> type:
+    words = "".join(word.capitalize() for word in name.split("_"))
+    assert name in config.__dataclass_fields__
+    return load_ref(f"hardpoint.config.sections:{words}")
+
+
+def test_every_built_group_has_a_consumer():
+    consumers = {
+        "stat_loggers": "load_stat_logger_plugin_factories(",
+        "endpoints": "load_endpoint_plugins(",
+        "logits_processors": "load_logits_processors(",
+        "general": "boot(",
+        "platforms": "resolve_platform_cls_qualname(",
+    }
+    text = source_text()
+    for row in GROUPS:
+        if row.state is State.BUILT:
+            assert consumers[row.key] in text, f"nothing loads {row.group}"

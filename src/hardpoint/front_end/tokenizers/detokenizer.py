@@ -125,6 +125,8 @@ class _ByWindow(IncrementalDetokenizer):
         if token_id in self._skipped:
             return ""
         text = self._growth(token_id)
+        if not text:
+            return ""  # an id without a token has no part in how its neighbours join
         self._held.append(token_id)
         if text.endswith(_UNFINISHED) and len(self._held) < _TAIL:
             return ""

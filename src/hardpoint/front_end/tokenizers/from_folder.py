@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, processors
+from tokenizers import AddedToken, Tokenizer
 
 from hardpoint.errors import ModelFileError
 from hardpoint.front_end.tokenizers.tokenizer import TokenizerParts
@@ -17,13 +17,15 @@ _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 def tokenizer_from_folder(folder: Path) -> TokenizerParts:
     """Read the tokenizer of a model folder.
 
+    What goes around a text is what tokenizer.json says; like transformers, `add_bos_token` and
+    `add_eos_token` of tokenizer_config.json are not asked.
+
     Raises `ModelFileError` when `tokenizer.json` is missing or damaged.
     """
     config = _json(folder / "tokenizer_config.json")
     backend = _backend(folder / "tokenizer.json")
     special = _special_tokens(_json(folder / "special_tokens_map.json"), config)
     _mark_special(backend, special, config)
-    _frame(backend, special, config)
     return TokenizerParts(
         backend=backend,
         origin=str(folder),
@@ -102,19 +104,6 @@ def _mark_special(backend: Tokenizer, special: dict[str, str], config: dict[str,
         if token.content not in added and backend.token_to_id(token.content) is not None:
             added.add(token.content)
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
-
-
-def _frame(backend: Tokenizer, special: dict[str, str], config: dict[str, Any]) -> None:
-    """Explicit `add_bos_token` and `add_eos_token` win over what tokenizer.json puts around a text."""
-    flags = [config.get("add_bos_token"), config.get("add_eos_token")]
-    if not any(isinstance(flag, bool) for flag in flags):
-        return
-    texts = [special.get(name) if flag else None for name, flag in zip(("bos_token", "eos_token"), flags, strict=True)]
-    begin, end = ([text] if text and backend.token_to_id(text) is not None else [] for text in texts)
-    backend.post_processor = processors.TemplateProcessing(
-        single=[*begin, "$A", *end],
-        special_tokens=[(text, backend.token_to_id(text)) for text in {*begin, *end}],
-    )
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

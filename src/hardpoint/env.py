@@ -37,10 +37,26 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
+def _choice(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text.strip().lower() not in words:
+            raise ValueError(f"expected one of {', '.join(words)}")
+        return text.strip().lower()
+
+    return parse
+
+
+_level_name = _choice("critical", "error", "warning", "info", "debug", "notset")
+
+
+def _level(text: str) -> str:
+    return _level_name(text).upper()
+
+
 # fmt: off
 VARIABLES = (
     Variable("VLLM_PLUGINS", _words, None, "comma list of plugin names to load; unset = all; empty = none"),
-    Variable("VLLM_LOGGING_LEVEL", str, "INFO", "default log level"),
+    Variable("VLLM_LOGGING_LEVEL", _level, "INFO", "default log level"),
     Variable("VLLM_CONFIGURE_LOGGING", _flag, True, "0 leaves logging alone"),
     Variable("VLLM_LOGGING_CONFIG_PATH", str, None, "dictConfig JSON"),
     Variable("VLLM_LOGGING_PREFIX", str, "", "text before each line"),
@@ -124,8 +140,9 @@ VARIABLES = (
     Variable("VLLM_ENABLE_COHERE_API", _flag, False, "adds /cohere/v2/chat"),
     Variable("VLLM_SYSTEM_START_DATE", str, None, "fixed date in Harmony prompts"),
     Variable("HARDPOINT_PLUGINS_DENY", _words, None, "comma list of plugin names that must not load, whatever VLLM_PLUGINS says"),
-    Variable("HARDPOINT_PLUGIN_POLICY", str, "compatible", "compatible, or strict: every plugin skip stops the process"),
+    Variable("HARDPOINT_PLUGIN_POLICY", _choice("compatible", "strict"), "compatible", "compatible, or strict: every plugin skip stops the process"),
     Variable("HARDPOINT_MAX_BODY_MB", int, 64, "largest request body, in MiB; 413 beyond"),
+    Variable("HARDPOINT_LOGGING_FORMAT", _choice("text", "json"), "text", "text or json lines; set by --logging-config"),
     Variable("HARDPOINT_CACHE", str, None, "cache folder for models and facts; default ~/.cache/hardpoint (follows XDG_CACHE_HOME)"),
     Variable("VLLM_ATTENTION_BACKEND", str, None, "attention backend name; the flag wins"),
 )
@@ -163,6 +180,11 @@ class Environment:
 
 
 envs = Environment()
+
+
+def __getattr__(name: str) -> Any:
+    # Plugins read `vllm.envs.VLLM_X` as a module attribute.
+    return getattr(envs, name)
 
 
 def cache_root() -> Path:

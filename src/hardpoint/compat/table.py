@@ -1,0 +1,455 @@
+"""What each `vllm...` module is made of: one row per module, as strings.
+
+A row has a home (the module of ours whose names show through), names that live elsewhere,
+and names that wait for something we do not have yet. Old paths of earlier releases are rows
+like any other, since about a quarter of public plugins still use one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+API_VERSION = "0.32.0"
+
+
+@dataclass(frozen=True)
+class Waits:
+    """A module or name of vLLM's that is not there yet, and what it waits for."""
+
+    what: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module of the alias."""
+
+    home: str = ""
+    # name -> "module:attribute", or "module" for a module
+    names: Mapping[str, str] = field(default_factory=dict)
+    waits: Mapping[str, str] = field(default_factory=dict)
+
+    def locate(self, name: str) -> tuple[str | None, str]:
+        """Return (owner module, attribute), or (None, what the name waits for or "")."""
+        target = self.names.get(name)
+        if target is not None:
+            owner, _, attribute = target.partition(":")
+            return owner, attribute
+        if name in self.waits:
+            return None, self.waits[name]
+        # Dunder names describe the alias module itself, not its home.
+        return (self.home, name) if self.home and not name.startswith("__") else (None, "")
+
+    def public_names(self) -> list[str]:
+        """The names a star import takes."""
+        shown = [name for name in vars(importlib.import_module(self.home)) if name[0] != "_"] if self.home else []
+        return sorted({*self.names, *shown})
+
+
+def _from(module: str, names: str) -> dict[str, str]:
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+_CONFIG = "hardpoint.config"
+_CONTRACTS = "hardpoint.contracts"
+_LAYERS = "hardpoint.worker.layers"
+_TYPES = "hardpoint.types"
+_WORKER = "hardpoint.worker"
+
+_SECTIONS = _from(
+    f"{_CONFIG}.sections",
+    "VllmConfig ModelConfig CacheConfig ParallelConfig SchedulerConfig DeviceConfig LoadConfig LoRAConfig "
+    "SpeculativeConfig StructuredOutputsConfig ReasoningConfig ObservabilityConfig LoggingConfig CompilationConfig "
+    "CompilationMode CUDAGraphMode PassConfig KVTransferConfig ECTransferConfig PoolerConfig AttentionConfig "
+    "KernelConfig KVEventsConfig MultiModalConfig OffloadConfig ProfilerConfig",
+)
+_CURRENT = _from(
+    f"{_CONFIG}.current",
+    "get_current_vllm_config get_current_vllm_config_or_none set_current_vllm_config get_layers_from_vllm_config",
+)
+_PARALLEL = f"{_WORKER}.distributed.parallel_state"
+_LOADING = f"{_WORKER}.models.loading"
+
+# What a missing part waits for, in the words a plugin author sees.
+TOOLS = "tool calling"
+REASONING = "reasoning parsers"
+LORA = "LoRA adapters"
+POOLING = "embeddings and pooling"
+MULTIMODAL = "image input"
+MOE = "mixture-of-experts models"
+MAMBA = "state-space models"
+MODELS = "more model architectures"
+CONNECTORS = "KV and encoder-cache connectors"
+OFFLOAD = "KV offloading"
+SLEEP = "sleep mode"
+STRUCTURED = "structured outputs"
+QUANT = "more quantisation methods"
+PARALLEL = "tensor and pipeline parallelism"
+ASYNC_SCHEDULING = "asynchronous scheduling"
+IR = "IR operators"
+TRITON = "the Triton kernels"
+COMPILE = "torch.compile integration"
+RL = "weight transfer"
+
+
+def _old_tool_paths() -> dict[str, Entry | Waits]:
+    waits = Waits(TOOLS)
+    return {
+        "vllm.tool_parsers": waits,
+        "vllm.entrypoints.openai.tool_parsers": waits,
+        "vllm.entrypoints.generate": waits,
+        "vllm.parser": waits,
+    }
+
+
+_LINEAR = _from(
+    f"{_LAYERS}.linear",
+    "ColumnParallelLinear LinearBase MergedColumnParallelLinear QKVParallelLinear ReplicatedLinear RowParallelLinear "
+    "UnquantizedLinearMethod",
+) | _from(f"{_CONTRACTS}.quantization", "LinearMethodBase")
+
+_MODEL_CONTRACTS = _from(
+    f"{_CONTRACTS}.model",
+    "HasInnerState HasNoOps IsAttentionFree IsHybrid MixtureOfExperts SupportsCrossEncoding SupportsLoRA SupportsMRoPE "
+    "SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops is_attention_free "
+    "is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal supports_pp "
+    "supports_transcription",
+)
+_MODEL_BASES = _from(
+    f"{_CONTRACTS}.model",
+    "VllmModel VllmModelForPooling VllmModelForTextGeneration attn_type default_pooling_type is_pooling_model "
+    "is_text_generation_model is_vllm_model",
+)
+_MODEL_REGISTRY = {"ModelRegistry": f"{_WORKER}.models.registry:ModelRegistry"}
+
+_ATTENTION = {
+    "Attention": f"{_LAYERS}.attention:Attention",
+    "AttentionType": f"{_CONTRACTS}.attention_backend:AttentionType",
+    "AttentionBackend": f"{_CONTRACTS}.attention_backend:AttentionBackend",
+    "AttentionMetadata": f"{_CONTRACTS}.attention_backend:AttentionMetadata",
+}
+_ATTENTION_WAITS = {
+    "MLAAttention": MODELS,
+    "MMEncoderAttention": MULTIMODAL,
+    "CrossAttention": MODELS,
+    "EncoderOnlyAttention": POOLING,
+    "ChunkedLocalAttention": MODELS,
+}
+
+_LOGITS_V1 = _from(
+    f"{_CONTRACTS}.logits_processor",
+    "AdapterLogitsProcessor BatchUpdate MoveDirectionality RequestLogitsProcessor process_dict_updates",
+) | {
+    "LogitsProcessor": f"{_CONTRACTS}.logits_processor:LogitsProcessorV1",
+    "LOGITSPROCS_GROUP": "hardpoint.compat.adapters:LOGITSPROCS_GROUP",
+}
+_LOGITS_V2 = _from(f"{_CONTRACTS}.logits_processor", "LogitsContext LogitsProcRequestState") | {
+    "LogitsProcessor": f"{_CONTRACTS}.logits_processor:LogitsProcessorV2",
+    "LOGITSPROCS_GROUP": "hardpoint.compat.adapters:LOGITSPROCS_GROUP",
+}
+
+_QUANT = _from(
+    f"{_WORKER}.quantization", "QUANTIZATION_METHODS get_quantization_config register_quantization_config"
+) | _from(f"{_CONTRACTS}.quantization", "QuantizationConfig")
+
+_LOADERS = _from(f"{_WORKER}.loaders", "get_model get_model_loader register_model_loader") | _from(
+    f"{_CONTRACTS}.model_loader", "BaseModelLoader"
+)
+
+_INPUTS = _from(f"{_TYPES}.prompts", "PromptType SingletonPrompt TextPrompt TokensPrompt EmbedsPrompt DataPrompt")
+_OUTPUTS = f"{_TYPES}.outputs"
+_SCHED_STATS = f"{_TYPES}.stats"
+
+_PROTOCOL_WAITS = dict.fromkeys(
+    (
+        "DeltaFunctionCall DeltaMessage DeltaToolCall ExtractedToolCallInformation FunctionCall ToolCall "
+        "ChatCompletionToolsParam ChatCompletionNamedToolChoiceParam"
+    ).split(),
+    TOOLS,
+)
+
+MODULES: dict[str, Entry | Waits] = {
+    # -- user-level names and the loader -------------------------------------------------------------------------------
+    "vllm": Entry(
+        names=_MODEL_REGISTRY
+        | _from("hardpoint.llm", "LLM")
+        | _from(f"{_TYPES}.sampling_params", "SamplingParams")
+        | _from(f"{_TYPES}.pooling_params", "PoolingParams")
+        | _from(f"{_CONFIG}.engine_args", "EngineArgs AsyncEngineArgs")
+        | _from(_OUTPUTS, "CompletionOutput RequestOutput PoolingRequestOutput")
+        | _from("hardpoint.front_end.llm_engine", "LLMEngine")
+        | {
+            "AsyncLLMEngine": "hardpoint.front_end.async_llm:AsyncLLM",
+            "PromptType": f"{_TYPES}.prompts:PromptType",
+            "TextPrompt": f"{_TYPES}.prompts:TextPrompt",
+            "TokensPrompt": f"{_TYPES}.prompts:TokensPrompt",
+            "__version__": "hardpoint.compat.table:API_VERSION",
+            "__version_tuple__": "hardpoint.compat.adapters:VERSION_TUPLE",
+        },
+    ),
+    "vllm.version": Entry(
+        names={
+            "__version__": "hardpoint.compat.table:API_VERSION",
+            "__version_tuple__": "hardpoint.compat.adapters:VERSION_TUPLE",
+        }
+    ),
+    "vllm.plugins": Entry(
+        names=_from(
+            "hardpoint.compat.adapters",
+            "DEFAULT_PLUGINS_GROUP IO_PROCESSOR_PLUGINS_GROUP PLATFORM_PLUGINS_GROUP STAT_LOGGER_PLUGINS_GROUP "
+            "ENDPOINT_PLUGINS_GROUP",
+        )
+        | _from("hardpoint.extensions.boot", "load_general_plugins")
+        | _from("hardpoint.extensions.loading", "load_plugins_by_group")
+        | _from("hardpoint.extensions.groups", "load_endpoint_plugins")
+    ),
+    "vllm.plugins.endpoint_plugins": Entry(),
+    "vllm.plugins.endpoint_plugins.interface": Entry(
+        names=_from(f"{_CONTRACTS}.endpoint_plugin", "EndpointPlugin")
+        | _from("hardpoint.front_end.server.endpoints", "attach_endpoint_plugins init_endpoint_plugins_state")
+    ),
+    "vllm.plugins.io_processors": Entry(waits={"get_io_processor": POOLING, "has_io_processor": POOLING}),
+    "vllm.plugins.io_processors.interface": Entry(names=_from(f"{_CONTRACTS}.io_processor", "IOProcessor")),
+    "vllm.plugins.lora_resolvers": Entry(),
+    "vllm.plugins.lora_resolvers.filesystem_resolver": Entry("hardpoint.extensions.lora_resolvers"),
+    "vllm.plugins.lora_resolvers.hf_hub_resolver": Entry("hardpoint.extensions.lora_resolvers"),
+    "vllm.logger": Entry("hardpoint.log"),
+    "vllm.envs": Entry("hardpoint.env"),
+    "vllm.exceptions": Entry(names=_from("hardpoint.errors", "VLLMValidationError")),
+    "vllm.tasks": Entry(f"{_TYPES}.tasks"),
+    "vllm.tracing": Entry("hardpoint.compat.adapters", waits={"init_tracer": "tracing"}),
+    # -- configuration -------------------------------------------------------------------------------------------------
+    "vllm.config": Entry(f"{_CONFIG}.sections", names=_CURRENT),
+    "vllm.config.vllm": Entry(f"{_CONFIG}.sections.vllm", names=_CURRENT),
+    "vllm.config.model": Entry(f"{_CONFIG}.sections.model"),
+    "vllm.config.cache": Entry(
+        f"{_CONFIG}.sections.cache", waits={"register_kv_cache_dtype": "KV cache dtypes", "KV_CACHE_DTYPES": "KV cache dtypes"}
+    ),
+    "vllm.config.parallel": Entry(f"{_CONFIG}.sections.parallel"),
+    "vllm.config.scheduler": Entry(f"{_CONFIG}.sections.scheduler"),
+    "vllm.config.compilation": Entry(f"{_CONFIG}.sections.compilation"),
+    "vllm.config.load": Entry(f"{_CONFIG}.sections.load"),
+    "vllm.config.lora": Entry(names=_from(f"{_CONFIG}.sections", "LoRAConfig")),
+    "vllm.config.multimodal": Entry(
+        names=_from(f"{_CONFIG}.sections", "MultiModalConfig"), waits={"MultiModalDummyOptions": MULTIMODAL}
+    ),
+    "vllm.config.kv_transfer": Entry(names=_from(f"{_CONFIG}.sections", "KVTransferConfig")),
+    "vllm.config.pooler": Entry(names=_from(f"{_CONFIG}.sections", "PoolerConfig")),
+    "vllm.config.observability": Entry(f"{_CONFIG}.sections.observability"),
+    "vllm.engine": Entry(),
+    "vllm.engine.arg_utils": Entry(f"{_CONFIG}.engine_args"),
+    "vllm.engine.protocol": Entry(f"{_CONTRACTS}.engine_client"),
+    "vllm.engine.async_llm_engine": Entry(names={"AsyncLLMEngine": "hardpoint.front_end.async_llm:AsyncLLM"}),
+    "vllm.engine.llm_engine": Entry("hardpoint.front_end.llm_engine"),
+    # -- plain data ----------------------------------------------------------------------------------------------------
+    "vllm.sampling_params": Entry(f"{_TYPES}.sampling_params"),
+    "vllm.pooling_params": Entry(f"{_TYPES}.pooling_params"),
+    "vllm.outputs": Entry(_OUTPUTS),
+    "vllm.logprobs": Entry(f"{_TYPES}.logprobs"),
+    "vllm.inputs": Entry(names=_INPUTS, waits={"MultiModalDataDict": MULTIMODAL}),
+    "vllm.inputs.data": Entry(names=_INPUTS),
+    "vllm.sequence": Entry(names=_from(f"{_CONTRACTS}.model", "IntermediateTensors")),
+    "vllm.lora": Entry(),
+    "vllm.lora.request": Entry(f"{_TYPES}.lora_request"),
+    "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver"),
+    "vllm.forward_context": Entry(f"{_WORKER}.forward_context"),
+    # -- models --------------------------------------------------------------------------------------------------------
+    "vllm.model_executor": Entry(),
+    "vllm.model_executor.models": Entry(names=_MODEL_REGISTRY | _MODEL_CONTRACTS | _MODEL_BASES),
+    "vllm.model_executor.models.registry": Entry(f"{_WORKER}.models.registry"),
+    "vllm.model_executor.models.interfaces": Entry(
+        names=_MODEL_CONTRACTS,
+        waits={"MultiModalEmbeddings": MULTIMODAL, "SupportsMambaPrefixCaching": MAMBA, "SupportsEagle": "speculative decoding",
+               "SupportsEagle3": "speculative decoding"},
+    ),
+    "vllm.model_executor.models.interfaces_base": Entry(names=_MODEL_BASES),
+    "vllm.model_executor.models.llama": Entry(f"{_WORKER}.models.llama"),
+    "vllm.model_executor.models.utils": Entry(
+        _LOADING, waits={"init_vllm_registered_model": MULTIMODAL}
+    ),
+    "vllm.model_executor.models.adapters": Waits(POOLING),
+    "vllm.model_executor.models.config": Waits(MODELS),
+    "vllm.model_executor.models.module_mapping": Waits(MULTIMODAL),
+    "vllm.model_executor.models.llava": Waits(MULTIMODAL),
+    "vllm.model_executor.models.opt": Waits(MODELS),
+    "vllm.model_executor.models.qwen2": Waits(MODELS),
+    "vllm.model_executor.models.qwen3_moe": Waits(MOE),
+    "vllm.model_executor.models.gemma2": Waits(MODELS),
+    "vllm.model_executor.models.lfm2": Waits(MAMBA),
+    "vllm.model_executor.utils": Entry(f"{_LAYERS}.parameters"),
+    "vllm.model_executor.parameter": Waits(QUANT),
+    "vllm.model_executor.pooling_metadata": Waits(POOLING),
+    "vllm.model_executor.sampling_metadata": Entry(f"{_WORKER}.sampling.metadata"),
+    "vllm.model_executor.custom_op": Entry(f"{_CONTRACTS}.custom_op"),
+    # -- layers --------------------------------------------------------------------------------------------------------
+    "vllm.model_executor.layers": Entry(),
+    "vllm.model_executor.layers.linear": Entry(f"{_LAYERS}.linear", names=_LINEAR),
+    "vllm.model_executor.layers.vocab_parallel_embedding": Entry(f"{_LAYERS}.vocab_parallel_embedding"),
+    "vllm.model_executor.layers.layernorm": Entry(f"{_LAYERS}.layernorm"),
+    "vllm.model_executor.layers.activation": Entry(f"{_LAYERS}.activation"),
+    "vllm.model_executor.layers.rotary_embedding": Entry(f"{_LAYERS}.rotary_embedding"),
+    "vllm.model_executor.layers.rotary_embedding.base": Entry(f"{_LAYERS}.rotary_embedding"),
+    "vllm.model_executor.layers.logits_processor": Entry(f"{_LAYERS}.logits_processor"),
+    "vllm.model_executor.layers.sampler": Entry(f"{_WORKER}.sampling.sampler"),
+    "vllm.model_executor.layers.attention": Entry(names=_ATTENTION, waits=_ATTENTION_WAITS),
+    "vllm.model_executor.layers.attention.attention": Entry(names=_ATTENTION),
+    "vllm.model_executor.layers.attention_layer_base": Entry(
+        names=_from(f"{_CONTRACTS}.attention_backend", "AttentionLayerBase")
+    ),
+    "vllm.model_executor.layers.fused_moe": Waits(MOE),
+    "vllm.model_executor.layers.mamba": Waits(MAMBA),
+    "vllm.model_executor.layers.pooler": Waits(POOLING),
+    "vllm.model_executor.layers.quantization": Entry(names=_QUANT),
+    "vllm.model_executor.layers.quantization.base_config": Entry(f"{_CONTRACTS}.quantization"),
+    "vllm.model_executor.layers.quantization.gguf": Entry(f"{_WORKER}.quantization.gguf"),
+    "vllm.model_executor.layers.quantization.kv_cache": Waits("KV cache dtypes"),
+    "vllm.model_executor.layers.quantization.fp8": Waits(QUANT),
+    "vllm.model_executor.model_loader": Entry(names=_LOADERS),
+    "vllm.model_executor.model_loader.base_loader": Entry(f"{_CONTRACTS}.model_loader"),
+    "vllm.model_executor.model_loader.weight_utils": Entry(_LOADING),
+    "vllm.compilation": Entry(),
+    "vllm.compilation.decorators": Entry("hardpoint.compat.adapters"),
+    "vllm.distributed": Entry(_PARALLEL),
+    "vllm.distributed.parallel_state": Entry(_PARALLEL),
+    "vllm.distributed.communication_op": Entry(_PARALLEL),
+    "vllm.distributed.device_communicators": Waits(PARALLEL),
+    "vllm.distributed.kv_transfer": Waits(CONNECTORS),
+    "vllm.distributed.ec_transfer": Waits(CONNECTORS),
+    "vllm.distributed.kv_events": Waits(CONNECTORS),
+    "vllm.distributed.weight_transfer": Waits(RL),
+    "vllm.ir": Waits(IR),
+    "vllm.triton_utils": Waits(TRITON),
+    "vllm._custom_ops": Entry("hardpoint.compat.custom_ops"),
+    # -- attention -----------------------------------------------------------------------------------------------------
+    "vllm.attention": Entry(names=_ATTENTION),
+    "vllm.attention.layer": Entry(names=_ATTENTION),
+    "vllm.attention.backends": Entry(),
+    "vllm.attention.backends.abstract": Entry(f"{_CONTRACTS}.attention_backend"),
+    "vllm.attention.selector": Entry(f"{_WORKER}.attention.selector"),
+    "vllm.v1.attention": Entry(),
+    "vllm.v1.attention.backend": Entry(f"{_CONTRACTS}.attention_backend", waits={"MLAAttentionImpl": MODELS}),
+    "vllm.v1.attention.selector": Entry(
+        f"{_WORKER}.attention.selector", names=_from(f"{_CONTRACTS}.attention_backend", "AttentionSelectorConfig")
+    ),
+    "vllm.v1.attention.backends": Entry(),
+    "vllm.v1.attention.backends.registry": Entry(f"{_WORKER}.attention.registry"),
+    "vllm.v1.attention.backends.utils": Waits(MODELS),
+    "vllm.v1.kv_cache_interface": Entry(
+        f"{_CONTRACTS}.kv_cache", waits={"MLAAttentionSpec": MODELS, "MambaSpec": MAMBA}
+    ),
+    "vllm.v1.kv_cache_spec_registry": Waits(MODELS),
+    # -- engine, scheduler, workers ------------------------------------------------------------------------------------
+    "vllm.v1": Entry(),
+    "vllm.v1.engine": Entry(f"{_TYPES}.messages", names=_from(f"{_TYPES}.finish", "FinishReason")),
+    "vllm.v1.engine.async_llm": Entry("hardpoint.front_end.async_llm"),
+    "vllm.v1.engine.llm_engine": Entry("hardpoint.front_end.llm_engine"),
+    "vllm.v1.engine.core": Entry("hardpoint.engine_core.step"),
+    "vllm.v1.engine.exceptions": Entry(names=_from("hardpoint.errors", "EngineDeadError EngineGenerateError")),
+    "vllm.v1.request": Entry("hardpoint.engine_core.request", names=_from(f"{_TYPES}.finish", "RequestStatus")),
+    "vllm.v1.outputs": Entry(f"{_TYPES}.schedule"),
+    "vllm.v1.core": Entry(),
+    "vllm.v1.core.sched": Entry(),
+    "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
+    "vllm.v1.core.sched.scheduler": Entry("hardpoint.engine_core.scheduler.default"),
+    "vllm.v1.core.sched.async_scheduler": Waits(ASYNC_SCHEDULING),
+    "vllm.v1.core.sched.output": Entry(f"{_TYPES}.schedule"),
+    "vllm.v1.executor": Entry(names=_from(f"{_CONTRACTS}.executor", "Executor")),
+    "vllm.v1.executor.abstract": Entry(f"{_CONTRACTS}.executor"),
+    "vllm.v1.executor.uniproc_executor": Entry("hardpoint.engine_core.executors.uni"),
+    "vllm.v1.executor.multiproc_executor": Entry("hardpoint.engine_core.executors.mp"),
+    "vllm.v1.worker": Entry(),
+    "vllm.v1.worker.worker_base": Entry(f"{_CONTRACTS}.worker"),
+    "vllm.v1.worker.gpu_worker": Entry(f"{_WORKER}.device_worker"),
+    "vllm.v1.worker.cpu_worker": Entry(names={"CPUWorker": f"{_WORKER}.device_worker:Worker"}),
+    "vllm.v1.worker.gpu_model_runner": Entry(names={"GPUModelRunner": f"{_WORKER}.runner:ModelRunner"}),
+    "vllm.v1.worker.gpu": Entry(),
+    "vllm.v1.worker.gpu.buffer_utils": Entry(f"{_WORKER}.sampling.buffers"),
+    "vllm.v1.worker.gpu.sample": Entry(),
+    "vllm.v1.worker.gpu.sample.logits_processor": Entry(names=_LOGITS_V2),
+    "vllm.v1.worker.gpu.sample.logits_processor.interface": Entry(names=_LOGITS_V2),
+    "vllm.worker": Waits("encoder-decoder models"),
+    # -- statistics ----------------------------------------------------------------------------------------------------
+    "vllm.v1.metrics": Entry(),
+    "vllm.v1.metrics.loggers": Entry(
+        "hardpoint.front_end.observability.loggers",
+        names=_from(f"{_CONTRACTS}.stat_logger", "AggregateStatLoggerBase StatLoggerBase StatLoggerFactory"),
+    ),
+    "vllm.v1.metrics.stats": Entry(_SCHED_STATS),
+    # -- sampling ------------------------------------------------------------------------------------------------------
+    "vllm.logits_process": Entry(names={"LogitsProcessor": f"{_CONTRACTS}.logits_processor:RequestLogitsProcessor"}),
+    "vllm.v1.sample": Entry(),
+    "vllm.v1.sample.sampler": Entry(f"{_WORKER}.sampling.sampler"),
+    "vllm.v1.sample.metadata": Entry(f"{_WORKER}.sampling.metadata"),
+    "vllm.v1.sample.logits_processor": Entry(names=_LOGITS_V1),
+    "vllm.v1.sample.logits_processor.interface": Entry(names=_LOGITS_V1),
+    "vllm.v1.sample.logits_processor.builtin": Entry(names=_LOGITS_V1),
+    # -- platforms -----------------------------------------------------------------------------------------------------
+    "vllm.platforms": Entry("hardpoint.platforms", names=_from(f"{_CONTRACTS}.platform", "CpuArchEnum Platform PlatformEnum")),
+    "vllm.platforms.interface": Entry(f"{_CONTRACTS}.platform"),
+    "vllm.platforms.cpu": Entry("hardpoint.platforms.cpu"),
+    "vllm.platforms.cuda": Entry("hardpoint.platforms.cuda"),
+    # -- front end -----------------------------------------------------------------------------------------------------
+    "vllm.entrypoints": Entry(),
+    "vllm.entrypoints.llm": Entry(names=_from("hardpoint.llm", "LLM")),
+    "vllm.entrypoints.chat_utils": Entry("hardpoint.compat.adapters"),
+    "vllm.entrypoints.openai": Entry(),
+    "vllm.entrypoints.openai.protocol": Entry("hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS),
+    "vllm.entrypoints.openai.engine": Entry(),
+    "vllm.entrypoints.openai.engine.protocol": Entry("hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS),
+    "vllm.entrypoints.openai.chat_completion": Entry(),
+    "vllm.entrypoints.openai.chat_completion.protocol": Entry(
+        "hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS
+    ),
+    "vllm.entrypoints.openai.completion": Entry(),
+    "vllm.entrypoints.openai.completion.protocol": Entry("hardpoint.front_end.server.protocol"),
+    "vllm.entrypoints.openai.responses": Waits("the Responses API"),
+    "vllm.entrypoints.pooling": Waits(POOLING),
+    "vllm.entrypoints.serve": Entry(),
+    "vllm.entrypoints.serve.engine": Entry(),
+    "vllm.entrypoints.serve.engine.protocol": Entry("hardpoint.front_end.server.protocol"),
+    "vllm.tokenizers": Entry("hardpoint.front_end.tokenizers"),
+    "vllm.tokenizers.detokenizer_utils": Entry("hardpoint.compat.adapters"),
+    "vllm.transformers_utils": Entry(),
+    "vllm.transformers_utils.tokenizer": Entry("hardpoint.compat.adapters"),
+    "vllm.transformers_utils.config": Waits("Hugging Face configuration parsers"),
+    "vllm.renderers": Waits(POOLING),
+    "vllm.reasoning": Waits(REASONING),
+    "vllm.multimodal": Waits(MULTIMODAL),
+    "vllm.device_allocator": Waits(SLEEP),
+    "vllm.v1.kv_offload": Waits(OFFLOAD),
+    "vllm.v1.structured_output": Waits(STRUCTURED),
+    "vllm.v1.pool": Waits(POOLING),
+    **_old_tool_paths(),
+    # -- helpers -------------------------------------------------------------------------------------------------------
+    "vllm.utils": Entry("hardpoint.compat.adapters", names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")),
+    "vllm.utils.import_utils": Entry(names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")),
+    "vllm.utils.torch_utils": Entry("hardpoint.compat.torch_helpers"),
+    "vllm.utils.deep_gemm": Waits("GPU kernels"),
+}
+
+
+def entry(module: str) -> Entry | Waits | None:
+    """The row of a `vllm...` module; below a waiting module everything waits for the same."""
+    row = MODULES.get(module)
+    if row is not None:
+        return row
+    parent = module.rpartition(".")[0]
+    while parent:
+        above = MODULES.get(parent)
+        if isinstance(above, Waits):
+            return above
+        parent = parent.rpartition(".")[0]
+    return None
+
+
+@cache
+def known() -> frozenset[str]:
+    """Every module path that can be imported."""
+    return frozenset(name for name, row in MODULES.items() if isinstance(row, Entry))
+
+
+def submodules(module: str) -> Iterable[str]:
+    """Module paths right below `module` that can be imported."""
+    return (name for name in known() if name.rpartition(".")[0] == module)

@@ -112,10 +112,14 @@ def _handler() -> logging.Handler:
     return _LateStream(_stream_name())
 
 
-def configure(role: str = "main", *, level: str | None = None, formatter: str = "text") -> None:
-    """Attach our handler. Call once per process; later calls change role, level or format."""
+def configure(role: str | None = None, *, level: str | None = None, formatter: str | None = None) -> None:
+    """Attach our handler. Call once per process; later calls change role, level or format.
+
+    What is None stays: the role as it is, level and format as the environment says.
+    """
     global _role  # noqa: PLW0603 - one role per process
-    _role = role
+    _role = role or _role
+    formatter = formatter or envs.HARDPOINT_LOGGING_FORMAT
     if not envs.VLLM_CONFIGURE_LOGGING:
         return
     path = envs.VLLM_LOGGING_CONFIG_PATH

@@ -71,6 +71,8 @@ class GroupedHelp(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=34, width=None)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
+        if isinstance(action, Switch):
+            return action.shown()
         if not action.option_strings or action.nargs == 0:
             return super()._format_action_invocation(action)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
@@ -104,11 +106,12 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
     if isinstance(kind, type):
         return {"type": parse_json, "metavar": "JSON"}
     if kind == BOOL:
-        return {"action": Switch}
+        return {"action": Switch, "off": flag.default is False}
     if flag.dest == "hf_token":
         return {"type": str, "nargs": "?", "const": True, "metavar": "TOKEN"}
+    word = flag.dest.split("_")[-1].upper()
     simple: dict[str, dict[str, Any]] = {
-        STR: {"type": str},
+        STR: {"type": str, "metavar": word},
         INT: {"type": _integer, "metavar": "N"},
         SIZE: {"type": parse_size, "metavar": "N"},
         FLOAT: {"type": _number, "metavar": "X"},
@@ -116,8 +119,8 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         VALUE: {"type": parse_json, "metavar": "JSON"},
         JSONLIST: {"type": parse_list, "metavar": "JSON"},
         CSV: {"type": _commas, "metavar": "A,B"},
-        WORDS: {"type": str, "nargs": "+", "action": Extend, "metavar": flag.dest.split("_")[-1].upper()},
-        EACH: {"type": str, "action": Collect, "metavar": flag.dest.split("_")[-1].upper()},
+        WORDS: {"type": str, "nargs": "+", "action": Extend, "metavar": word},
+        EACH: {"type": str, "action": Collect, "metavar": word},
     }
     return simple[kind]
 
@@ -125,9 +128,16 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
 class Switch(argparse.BooleanOptionalAction):
     """`--x` and `--no-x`; a short alias has no negative form."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+    def __init__(self, option_strings: Sequence[str], dest: str, off: bool = False, **kwargs: Any) -> None:
         super().__init__([name for name in option_strings if name.startswith("--")], dest, **kwargs)
+        # Whether leaving it out means off, so that the negative form need not be shown.
+        self.off = off
         self.option_strings = [*self.option_strings, *(n for n in option_strings if not n.startswith("--"))]
+
+    def shown(self) -> str:
+        """How the help spells it."""
+        names = [name for name in self.option_strings if not name.startswith("--no-")]
+        return ", ".join(name if self.off else name.replace("--", "--[no-]", 1) for name in names)
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Set the switch by the form in which it was given."""

@@ -6,6 +6,7 @@ import argparse
 import copy
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,6 +15,7 @@ from hardpoint.config.arguments import add_flag, check_refused
 from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
 from hardpoint.config.sections import (
     CompilationConfig,
+    LoggingConfig,
     PluginsConfig,
     SchedulerConfig,
     Section,
@@ -27,6 +29,7 @@ from hardpoint.errors import ConfigError
 from hardpoint.extensions.boot import load_general_plugins, set_policy
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
+from hardpoint.log import configure
 
 # Token budget and requests of a step where the user leaves them open: (kind of use, on a CPU).
 # A CPU computes a step of a thousand tokens in about the time that users accept between two words.
@@ -81,6 +84,7 @@ class EngineArgs(_Arguments):
         policy = self.plugin_policy
         if policy is not None:
             set_policy(policy)
+        self._apply_logging()
         load_general_plugins()
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
@@ -88,6 +92,21 @@ class EngineArgs(_Arguments):
                 raise ConfigError(
                     f"{flag.dest}={value!r} is refused: {reason(flag)}", code="config-unsupported", fix="leave it out"
                 )
+
+    def _apply_logging(self) -> None:
+        """Bring what the arguments say about logs into force, here and in the processes started later."""
+        given = self.logging_config
+        if given is None and self.log_level is None and self.log_config_file is None:
+            return
+        logs = given if isinstance(given, LoggingConfig) else from_mapping(LoggingConfig, given or {})
+        level = (self.log_level or logs.log_level).upper()
+        path = self.log_config_file or logs.pylogging_config_file
+        os.environ["VLLM_LOGGING_LEVEL"] = level
+        os.environ["HARDPOINT_LOGGING_FORMAT"] = logs.formatter
+        os.environ["VLLM_CONFIGURE_LOGGING"] = str(int(logs.configure_logging))
+        if path is not None:
+            os.environ["VLLM_LOGGING_CONFIG_PATH"] = path
+        configure()
 
     # -- command line ------------------------------------------------------------------------------
 
@@ -179,7 +198,8 @@ class AsyncEngineArgs(EngineArgs):
 
     @staticmethod
     def add_cli_args(parser: Any, async_args_only: bool = False) -> Any:
-        """Add the engine's flags, then let the platform add its own. Returns the parser."""
+        """Load the general plugins, add the engine's flags, let the platform add its own. Returns the parser."""
+        load_general_plugins()
         if not async_args_only:
             EngineArgs.add_cli_args(parser)
         load_ref("hardpoint.platforms:current_platform").pre_register_and_update(parser)

@@ -44,7 +44,7 @@ def serve(args: Namespace) -> int:
     0 after a clean stop, 1 when it could not start or the engine ended by itself. What went
     wrong is printed as one error.
     """
-    configure("front end", formatter=getattr(args, "log_format", None) or "text")
+    configure("front end")
     with StopSignals() as signals:
         try:
             return _serve(args, signals)

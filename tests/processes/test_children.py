@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from process_tools import ended
 
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ExitStatus, spawn_child
@@ -45,18 +46,6 @@ def child_module(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("CHILD_MARK", str(tmp_path / "mark"))
     return "lifecycle_child"
-
-
-def ended(pid: int, within_s: float = 5.0) -> bool:
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_a_child_gets_the_environment_the_module_path_and_its_index(child_module, monkeypatch):

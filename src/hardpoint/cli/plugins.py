@@ -21,6 +21,7 @@ from hardpoint.extensions.registry import registry
 from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
 from hardpoint.extensions.rows import ConfigHook
 
+CONFIG = "config"  # the ledger key of config fields
 _MARKS = {"error": "ERROR", "warning": "WARNING", "note": "note"}
 
 
@@ -32,18 +33,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="plugins_command", metavar="list|why|doctor", required=True)
     listing = commands.add_parser("list", help="groups, registries, hooks and what is installed; imports no plugin")
     why = commands.add_parser("why", help="what happened to one entry: boots every role and prints the ledger")
-    why.add_argument("key", help="a key of `plugins list`, such as models or stat_loggers")
-    why.add_argument("name", help="the name of the entry")
+    why.add_argument("key", help="a key of `plugins list`, such as models or stat_loggers; or config")
+    why.add_argument("name", help="the name of the entry, or the path of the field, such as parallel_config.worker_cls")
     doctor = commands.add_parser("doctor", help="boot every role and report what fails, with the fix")
     doctor.add_argument("--timeout", type=float, default=60.0, help="seconds each role may take (default 60)")
-    for row in _single_value_hooks():
-        doctor.add_argument(row.flag, dest=f"hook_{row.key}", help=f"check this value too ({row.shape.value})")
+    _add_hooks(doctor)
     for command in (why, doctor):
+        command.add_argument(
+            "serve_flags", nargs="*", help="after --: the model and flags of `serve` to make a config of"
+        )
         command.add_argument("--plugin-policy", choices=POLICIES, help="strict: every skip counts as a stop")
     for command in (listing, why, doctor):
         command.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
+
+
+def _add_hooks(parser: argparse.ArgumentParser) -> None:
+    for row in _single_value_hooks():
+        parser.add_argument(row.flag, dest=f"hook_{row.key}", help=f"check this value too ({row.shape.value})")
 
 
 def _single_value_hooks() -> list[ConfigHook]:
@@ -58,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plugins_command == "list":
         return _list(args.json)
     if args.plugins_command == "why":
-        return _why(args.key, args.name, args.json)
+        return _why(args.key, args.name, args.serve_flags, args.json)
     return _doctor(args)
 
 
@@ -93,14 +101,16 @@ def _planned(row: dict[str, Any]) -> str:
     return "  [planned]" if row["state"] == "planned" else ""
 
 
-def _why(key: str, name: str, as_json: bool) -> int:
+def _why(key: str, name: str, serve_flags: list[str], as_json: bool) -> int:
     row_key = _row_key(key)
     if row_key is None:
         near = difflib.get_close_matches(key, _keys(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"keys are: {', '.join(_keys())}"
         print(f"there is no extension point {key!r}; {hint}", file=sys.stderr)
         return 2
-    entries = [entry for report in _boot_all(60.0, {}) for entry in report.entries if entry.key == row_key]
+    flags = serve_flags if serve_flags or row_key == CONFIG else None
+    reports = _boot_all(60.0, {}, flags)
+    entries = [entry for report in reports for entry in report.entries if entry.key == row_key]
     events = [entry for entry in entries if entry.name == name]
     built_in = _built_in(row_key, name)
     if as_json:
@@ -114,6 +124,8 @@ def _why(key: str, name: str, as_json: bool) -> int:
             if entry.role == role:
                 print(f"  {_event(entry)}")
     if not events and not built_in:
+        for stop in (stop for report in reports for stop in report.stops):
+            print(f"ERROR: {stop['what']}", file=sys.stderr)
         known = sorted({entry.name for entry in entries} | set(_built_in_names(row_key)))
         near = difflib.get_close_matches(name, known, n=3) or known[:20]
         print(f"nothing is known of {row_key} {name!r}; there are: {', '.join(near) or 'none'}", file=sys.stderr)
@@ -135,7 +147,7 @@ def _keys() -> list[str]:
 def _row_key(key: str) -> str | None:
     by_group = {row.group: row.key for row in GROUPS}
     known = by_group.get(key, key)
-    return known if known in _keys() or known in ("config", "VLLM_PLUGINS") else None
+    return known if known in [*_keys(), CONFIG, "VLLM_PLUGINS"] else None
 
 
 def _built_in_names(key: str) -> dict[str, str]:
@@ -150,8 +162,7 @@ def _built_in(key: str, name: str) -> str:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    choices = {row.key: getattr(args, f"hook_{row.key}") for row in _single_value_hooks()}
-    reports = _boot_all(args.timeout, {key: value for key, value in choices.items() if value})
+    reports = _boot_all(args.timeout, _choices(args), args.serve_flags or None)
     found = diagnose(reports, args.timeout)
     bad = any(one.severity != "note" for one in found)
     if args.json:
@@ -165,6 +176,16 @@ def _doctor(args: argparse.Namespace) -> int:
     return int(bad)
 
 
+def _choices(args: argparse.Namespace) -> dict[str, str]:
+    """The config hooks that are given a value, as flags of `doctor` or among those of `serve`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    _add_hooks(parser)
+    among, _ = parser.parse_known_args(args.serve_flags)
+    given = {**vars(among), **{name: value for name, value in vars(args).items() if value is not None}}
+    values = {row.key: given[f"hook_{row.key}"] for row in _single_value_hooks()}
+    return {key: value for key, value in values.items() if value}
+
+
 def _times(reports: Iterable[BootReport]) -> dict[str, float]:
     return {report.role: round(report.seconds, 3) for report in reports}
 
@@ -173,6 +194,9 @@ def _lines(found: list[Diagnosis]) -> list[str]:
     return [f"{_MARKS[one.severity]}: {one.what} ({', '.join(one.roles)}). Fix: {one.fix}" for one in found]
 
 
-def _boot_all(timeout_s: float, choices: dict[str, str]) -> list[BootReport]:
+def _boot_all(timeout_s: float, choices: dict[str, str], serve_flags: list[str] | None) -> list[BootReport]:
+    def boot(role: str) -> BootReport:
+        return boot_in_child(role, choices=choices, serve_flags=serve_flags, timeout_s=timeout_s)
+
     with ThreadPoolExecutor(max_workers=2) as pool:
-        return list(pool.map(lambda role: boot_in_child(role, choices=choices, timeout_s=timeout_s), ROLES))
+        return list(pool.map(boot, ROLES))

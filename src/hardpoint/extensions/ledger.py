@@ -231,7 +231,7 @@ def acting_plugin() -> Origin | None:
 def _caller_origin() -> Origin:
     frame = sys._getframe(2)
     while frame is not None:
-        module_name = frame.f_globals.get("__name__", "")
+        module_name = _module_of(frame.f_globals)
         owner = ledger.origin_of_module(module_name)
         if owner is not None:
             return owner
@@ -243,8 +243,21 @@ def _caller_origin() -> Origin:
     return BUILT_IN
 
 
+def _module_of(namespace: Mapping[str, Any]) -> str:
+    spec = namespace.get("__spec__")
+    # A module of ours that was started with `python -m` calls itself __main__.
+    return str(spec.name) if spec is not None else str(namespace.get("__name__", ""))
+
+
 # Called from one of these, Hardpoint acts for itself; below them, for whoever called it.
-_OWN_DOORS = ("hardpoint.cli", "hardpoint.processes", "hardpoint.llm", "hardpoint.front_end", "hardpoint.__main__")
+_OWN_DOORS = (
+    "hardpoint.cli",
+    "hardpoint.processes",
+    "hardpoint.llm",
+    "hardpoint.front_end",
+    "hardpoint.extensions.report",
+    "hardpoint.__main__",
+)
 _TRANSPARENT = frozenset({"hardpoint", "vllm", *sys.stdlib_module_names}) - {"__main__"}
 
 record = ledger.record

@@ -1,6 +1,6 @@
 """Boot one role in a process of its own and write what happened, line by line, as JSON.
 
-    python -m hardpoint.extensions.report front_end --out FILE [--groups stat_loggers,...] [--choose KEY=VALUE ...]
+    python -m hardpoint.extensions.report front_end --out FILE [--groups ...] [--choose ...] [--serve ...]
 
 Each ledger entry is written as it is made, so that a plugin that hangs or ends the process can
 be named from what is in the file by then. The last line is the outcome.
@@ -34,6 +34,7 @@ from hardpoint.extensions.groups import (
 )
 from hardpoint.extensions.ledger import LedgerEntry, ledger
 from hardpoint.extensions.points import config_hook_row, group_row
+from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 
 # What a front end of a text-generation server, and a worker, would load after their boot.
@@ -80,6 +81,7 @@ def boot_in_child(
     environment: Mapping[str, str] | None = None,
     groups: Sequence[str] | None = None,
     choices: Mapping[str, str] | None = None,
+    serve_flags: Sequence[str] | None = None,
     timeout_s: float = 60.0,
 ) -> BootReport:
     """Boot `role`, one of ROLES, in a new process as a server would, and report.
@@ -87,6 +89,7 @@ def boot_in_child(
     environment  of the new process; this one's unless given
     groups       the groups to load after the boot; all that belong to the role unless given
     choices      config hook key to value, each checked after the boot
+    serve_flags  flags of `serve`, from which a front end makes its configuration; none is made unless given
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.jsonl"
@@ -94,6 +97,7 @@ def boot_in_child(
         if groups is not None:
             command += ["--groups", ",".join(groups)]
         command += [f"--choose={key}={value}" for key, value in (choices or {}).items()]
+        command += [f"--serve={json.dumps(list(serve_flags))}"] if serve_flags is not None else []
         status, output = _run(command, environment, timeout_s)
         text = out.read_text(encoding="utf-8") if out.exists() else ""
     report = BootReport(role, status, output=output)
@@ -136,7 +140,9 @@ def _read(text: str, report: BootReport) -> None:
             report.stops, report.seconds = data["outcome"]["stops"], data["outcome"]["seconds"]
 
 
-def write_report(role: Role, groups: Sequence[str], choices: Mapping[str, str], out: TextIO) -> int:
+def write_report(
+    role: Role, groups: Sequence[str], choices: Mapping[str, str], out: TextIO, serve_flags: list[str] | None = None
+) -> int:
     """Boot and load, writing to `out`; 0 when nothing stopped, 1 otherwise."""
 
     def write(data: dict[str, Any]) -> None:
@@ -147,6 +153,7 @@ def write_report(role: Role, groups: Sequence[str], choices: Mapping[str, str], 
     stops: list[dict[str, str]] = []
     steps: list[Callable[[], Any]] = [partial(boot, role), *(_LATER[key] for key in groups)]
     steps += [partial(check_choice, key, value) for key, value in choices.items()]
+    steps += [partial(_make_config, serve_flags)] if serve_flags is not None and role is Role.FRONT_END else []
     for step in steps:
         try:
             step()
@@ -158,6 +165,14 @@ def write_report(role: Role, groups: Sequence[str], choices: Mapping[str, str], 
     stop_listening()
     write({"outcome": {"role": role.label, "seconds": time.perf_counter() - started, "stops": stops}})
     return 1 if stops else 0
+
+
+def _make_config(serve_flags: list[str]) -> Any:
+    arguments = load_ref("hardpoint.config.engine_args:AsyncEngineArgs")
+    parser = argparse.ArgumentParser(prog="serve")
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS)
+    arguments.add_cli_args(parser)
+    return arguments.from_cli_args(parser.parse_args(serve_flags)).create_engine_config("server")
 
 
 def _look_for_devices(role: Role) -> None:
@@ -186,6 +201,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", required=True)
     parser.add_argument("--groups", default=None)
     parser.add_argument("--choose", action="append", default=[])
+    parser.add_argument("--serve", type=json.loads, default=None)
     args = parser.parse_args(argv)
     role = Role[args.role.upper()]
     log.configure(role.label)
@@ -193,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
     pairs = (choice.partition("=")[::2] for choice in args.choose)
     choices = {key: value for key, value in pairs if role in config_hook_row(key).roles}
     with open(args.out, "a", encoding="utf-8") as out:
-        return write_report(role, groups, choices, out)
+        return write_report(role, groups, choices, out, args.serve)
 
 
 if __name__ == "__main__":

@@ -148,3 +148,56 @@ def test_doctor_can_be_strict(run, installed, monkeypatch):
     status, out, _ = run("doctor", "--plugin-policy", "strict")
     assert status == 1
     assert out.count("not_there") == 1
+
+
+@pytest.fixture
+def model_folder(tmp_path):
+    """A folder that a configuration can be made of, without weights."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    facts = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 256,
+        "max_position_embeddings": 128,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(facts))
+    return str(folder)
+
+
+PATCH = """
+def register():
+    from hardpoint.platforms import current_platform
+    platform = type(current_platform)
+    original = platform.check_and_update_config.__func__
+    def patched(cls, vllm_config):
+        original(cls, vllm_config)
+        if vllm_config.scheduler_config.policy == "fcfs":
+            vllm_config.scheduler_config.policy = "priority"
+    platform.check_and_update_config = classmethod(patched)
+"""
+
+
+def test_why_names_who_wrote_a_config_field(run, installed, model_folder):
+    status, out, _ = run("why", "config", "parallel_config.worker_cls", "--", model_folder)
+    assert status == 0
+    assert "'auto' -> 'hardpoint.worker.device_worker.Worker'" in out
+    installed("p-patch", PATCH, {"vllm.general_plugins": {"patch": "p_patch:register"}})
+    status, out, _ = run("why", "config", "scheduler_config.policy", "--", model_folder)
+    assert "'fcfs' -> 'priority'" in out
+    assert "p-patch 1.0, vllm.general_plugins: patch" in out
+
+
+def test_doctor_makes_the_config_of_serve_flags(run, model_folder):
+    status, out, _ = run("doctor", "--", model_folder, "--scheduler-cls", "not_there.Scheduler")
+    assert status == 1
+    assert "(engine_core)" in finding(out, "not_there")
+    status, out, _ = run("doctor", "--", model_folder + "-missing")
+    assert status == 1
+    assert "cannot be found" in finding(out, "-missing")

@@ -126,7 +126,7 @@ def test_the_loggers_of_a_plugin_are_shown_at_info_unless_it_set_them_up(install
 
 def test_an_unknown_policy_is_refused(monkeypatch):
     monkeypatch.setenv("HARDPOINT_PLUGIN_POLICY", "stern")
-    with pytest.raises(ConfigError, match="is no plugin policy"):
+    with pytest.raises(ConfigError, match="compatible, strict"):
         loading.is_strict()
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from hardpoint.log import init_logger
+from hardpoint.types.model_info import ModelInfo
 
 logger = init_logger(__name__)
 
@@ -101,14 +101,9 @@ class SupportsPP(Protocol):
     """
 
     supports_pp: ClassVar[Literal[True]] = True
-
-    def make_empty_intermediate_tensors(
-        self, batch_size: int, dtype: torch.dtype, device: torch.device
-    ) -> IntermediateTensors:
-        """What this stage receives, without content."""
-
-    def forward(self, *, intermediate_tensors: IntermediateTensors | None) -> torch.Tensor | IntermediateTensors:
-        """Compute this stage."""
+    # (batch_size, dtype, device) -> what this stage receives, without content; often set by the constructor.
+    make_empty_intermediate_tensors: Callable[[int, torch.dtype, torch.device], IntermediateTensors]
+    forward: Callable[..., Any]
 
 
 @runtime_checkable
@@ -370,31 +365,6 @@ def attn_type(value: str) -> Callable[[type], type]:
 
 def _class_of(model: type | object) -> type:
     return model if isinstance(model, type) else type(model)
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What the rest of the engine needs to know about a model class without importing it."""
-
-    architecture: str
-    is_text_generation_model: bool
-    is_pooling_model: bool
-    attn_type: str
-    default_seq_pooling_type: str
-    default_tok_pooling_type: str
-    score_type: str
-    supports_multimodal: bool
-    supports_multimodal_raw_input_only: bool
-    requires_raw_input_tokens: bool
-    supports_multimodal_encoder_tp_data: bool
-    supports_pp: bool
-    has_inner_state: bool
-    is_attention_free: bool
-    is_hybrid: bool
-    has_noops: bool
-    supports_transcription: bool
-    supports_transcription_only: bool
-    supports_lora: bool
 
 
 def score_type_of(cls: type) -> str:

@@ -73,4 +73,9 @@ def check_size(weight: torch.Tensor, dim: int, size: int) -> None:
 def shard_of(weight: torch.Tensor, dim: int, size: int, rank: int | None = None) -> torch.Tensor:
     """Part `rank` of a tensor that is split into parts of `size` along `dim`; this rank's unless given."""
     index = get_tensor_model_parallel_rank() if rank is None else rank
-    return weight.narrow(dim, index * size, size)
+    return part_of(weight, dim, index * size, size)
+
+
+def part_of(weight: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
+    """`size` elements along `dim` from `start` on."""
+    return weight if start == 0 and size == weight.size(dim) else weight.narrow(dim, start, size)

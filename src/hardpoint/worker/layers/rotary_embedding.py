@@ -62,12 +62,6 @@ class RotaryEmbeddingBase(CustomOp):
         angles = torch.outer(self._positions(), inv_freq)
         return torch.cat((angles.cos(), angles.sin()), dim=-1) * factor
 
-    def divide_frequencies(self, factors: torch.Tensor) -> None:
-        """Slow each frequency down by its factor: [rotary_dim / 2], as a GGUF file states them."""
-        if factors.shape != (self.rotary_dim // 2,):
-            raise ValueError(f"its shape is {tuple(factors.shape)}, the model has {self.rotary_dim // 2} frequencies")
-        self.cos_sin_cache = self._table(self._compute_inv_freq(self.base) / factors.float()).to(self.dtype)
-
     def forward_native(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:

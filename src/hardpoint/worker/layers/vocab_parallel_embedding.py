@@ -16,7 +16,7 @@ from hardpoint.worker.distributed.parallel_state import (
     divide,
     get_tp_group,
 )
-from hardpoint.worker.layers.parameters import check_size, set_weight_attrs
+from hardpoint.worker.layers.parameters import check_size, part_of, set_weight_attrs
 
 DEFAULT_VOCAB_PADDING_SIZE = 64
 
@@ -156,7 +156,7 @@ class VocabParallelEmbedding(PluggableLayer):
                 f"its shape is {tuple(loaded_weight.shape)}, the model wants {self.embedding_dim} per token"
             )
         count = self.shard.end - self.shard.start
-        param.data[:count].copy_(loaded_weight.narrow(dim, self.shard.start, count))
+        param.data[:count].copy_(part_of(loaded_weight, dim, self.shard.start, count))
         param.data[count:].zero_()
 
     def _rows_of(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

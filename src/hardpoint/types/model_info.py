@@ -1,0 +1,55 @@
+"""What the engine needs to know about a model class without importing it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a model class declares.
+
+    architecture  the class's own name; the rest is explained by the contract of models
+    """
+
+    architecture: str
+    is_text_generation_model: bool = False
+    is_pooling_model: bool = False
+    attn_type: str = "decoder"
+    default_seq_pooling_type: str = "LAST"
+    default_tok_pooling_type: str = "ALL"
+    score_type: str = "bi-encoder"
+    supports_multimodal: bool = False
+    supports_multimodal_raw_input_only: bool = False
+    requires_raw_input_tokens: bool = False
+    supports_multimodal_encoder_tp_data: bool = False
+    supports_pp: bool = False
+    has_inner_state: bool = False
+    is_attention_free: bool = False
+    is_hybrid: bool = False
+    has_noops: bool = False
+    supports_transcription: bool = False
+    supports_transcription_only: bool = False
+    supports_lora: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for a message or a cache file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ModelInfo:
+        """The inverse of `to_dict`; a missing or unknown field is a ValueError."""
+        names = {field.name for field in fields(cls)}
+        if set(data) != names:
+            raise ValueError(f"a model report must have exactly the fields {sorted(names)}")
+        return cls(**data)
+
+
+_LLAMA = {"is_text_generation_model": True, "supports_pp": True, "supports_lora": True}
+
+# Facts about the models we ship, by architecture; a test holds them against the classes.
+BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
+    "LlamaForCausalLM": ModelInfo("LlamaForCausalLM", **_LLAMA),
+    "MistralForCausalLM": ModelInfo("MistralForCausalLM", **_LLAMA),
+}

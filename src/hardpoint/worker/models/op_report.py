@@ -1,0 +1,105 @@
+"""After a model is built: which ops it has, what replaced them, and which switches or registrations hit nothing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from hardpoint.config.sections import VllmConfig
+from hardpoint.contracts.custom_op import Build, CustomOp, build_log, op_registry, op_registry_oot
+from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.registry import registry
+from hardpoint.log import init_logger
+
+logger = init_logger(__name__)
+
+
+def custom_op_log_check(vllm_config: VllmConfig) -> None:
+    """Log and record what became of `custom_ops` and of the registered replacements. Call it once per model."""
+    _log_counts(vllm_config)
+    _check_switches(vllm_config.compilation_config.custom_ops)
+    _check_replacements()
+
+
+def _log_counts(vllm_config: VllmConfig) -> None:
+    config = vllm_config.compilation_config
+    if not config.enabled_custom_ops and not config.disabled_custom_ops:
+        logger.debug("No custom ops found in model.")
+        return
+    logger.debug("enabled custom ops: %s", dict(config.enabled_custom_ops))
+    logger.debug("disabled custom ops: %s", dict(config.disabled_custom_ops))
+
+
+def _built_ops() -> dict[type, Build]:
+    return {cls: build for cls, build in build_log.builds.items() if issubclass(cls, CustomOp)}
+
+
+def _check_switches(custom_ops: Iterable[str]) -> None:
+    built = _built_ops()
+    present = {name for cls in built for name in cls.switch_names()}  # type: ignore[attr-defined]
+    class_to_op = {cls.__name__: name for name, cls in op_registry.items() if issubclass(cls, CustomOp)}
+    for switch in custom_ops:
+        name = switch[1:]
+        if switch in ("all", "none") or name in present:
+            continue
+        known = name in op_registry or name in op_registry_oot
+        why = "not present in model" if known else "doesn't exist (or wasn't imported/registered)"
+        verb = "enabling" if switch.startswith("+") else "disabling"
+        near = class_to_op.get(name) or _near(name, present)
+        hint = f"; did you mean {switch[0]}{near}?" if near else ""
+        message = f"custom op {name!r} {why}: {verb} it with {switch!r} has no effect{hint}"
+        logger.warning_once("%s", message)
+        ledger.record("warn", "oot_ops", name, detail=message)
+
+
+def _check_replacements() -> None:
+    asked = {build.asked.__name__ for build in build_log.builds.values()}
+    for row in ("oot_ops", "pluggable_layers"):
+        for entry in registry(row).entries():
+            cls = entry.load()
+            build = build_log.builds.get(cls)
+            if build is None:
+                _report_unbuilt(row, entry.name, asked)
+                continue
+            _report_built(row, entry.name, cls, build)
+
+
+def _report_built(row: str, key: str, cls: type, build: Build) -> None:
+    place = f"{cls.__module__}.{cls.__qualname__} in place of {build.asked.__qualname__}, built {build.count} times"
+    if not issubclass(cls, CustomOp):
+        ledger.record("override", row, key, detail=place)
+        return
+    ledger.record("override", row, key, detail=f"{place}, runs {build.method or 'what its first call chooses'}")
+    if not build.enabled:
+        logger.info("custom op %s replaces %s but is switched off: its forward_native runs; add +%s to custom_ops",
+                    cls.__qualname__, build.asked.__qualname__, key)  # fmt: skip
+        ledger.record("warn", row, key, detail=f"{cls.__qualname__} is switched off by custom_ops")
+    kept = sorted(
+        other.__qualname__
+        for other in build_log.builds
+        if issubclass(other, build.asked) and other not in (cls, build.asked) and not issubclass(other, cls)
+    )
+    if kept:
+        logger.info("custom op %s replaces %s, not what derives from it: %s", cls.__qualname__,
+                    build.asked.__qualname__, ", ".join(kept))  # fmt: skip
+
+
+def _report_unbuilt(row: str, key: str, asked: set[str]) -> None:
+    op_class = op_registry.get(key)
+    known = {cls.__name__ for cls in op_registry.values()} | asked
+    if op_class is not None:
+        message = f"{key!r} is an op's name, replacements go by class name: register it for {op_class.__name__!r}"
+    elif key in known or key in ("CustomOp", "PluggableLayer"):
+        message = f"the replacement for {key!r} is not used: this model has no {key}"
+    else:
+        near = _near(key, known)
+        message = f"nothing is called {key!r}" + (f"; did you mean {near!r}?" if near else "")
+    ledger.record("warn", row, key, detail=f"registered but never built: {message}")
+    log = logger.info if key in known else logger.warning_once
+    log("%s entry %r is registered but never built: %s", row, key, message)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    folded = {other.replace("_", "").lower(): other for other in known}
+    found = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.75)
+    return folded[found[0]] if found else ""

@@ -1,0 +1,1 @@
+"""Quantisation methods: how weights are stored and computed with."""

@@ -17,7 +17,6 @@ from hardpoint.extensions.rows import Role
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.links.strays import end_strays, mark_run
 from hardpoint.log import configure, init_logger
-from hardpoint.platforms import current_platform
 from hardpoint.processes.listening import Listener, listen
 from hardpoint.processes.stopping import StopRequested, StopSignals
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from hardpoint.front_end.async_llm import AsyncLLM
 
 logger = init_logger(__name__)
+# The platform is chosen at its first use, which is the boot's, when logging is set up.
+_PLATFORM = "hardpoint.platforms:current_platform"
 # Loaded once the engine core is on its way: fastapi, uvicorn and the tokenizers take a while.
 _ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
 _BUILD_APP = "hardpoint.front_end.server.app:build_app"
@@ -85,7 +86,7 @@ def _start_engine(args: Namespace) -> AsyncLLM:
     engine_args = AsyncEngineArgs.from_cli_args(args)
     # A plugin's platform may set up the environment while the configuration is made, before
     # anything of the engine core may run; ours does not.
-    built_in = type(current_platform).__module__.startswith("hardpoint.")
+    built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
     process = EngineProcess(preload_for(engine_args)) if built_in else None
     try:
         vllm_config = engine_args.create_engine_config()

@@ -25,6 +25,7 @@ from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words
 from hardpoint.extensions.ledger import attributing, ledger
 from hardpoint.extensions.points import GROUPS, group_row
+from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import transaction
 from hardpoint.extensions.rows import Allow, Fault, Group, Role, Value
 from hardpoint.log import attach, init_logger
@@ -33,6 +34,7 @@ logger = init_logger("hardpoint.extensions")
 
 SLOW_S = 0.5  # an import or call longer than this is worth telling
 _STUCK_S = 10.0  # an import or call longer than this is told while it runs
+_ALIAS = "hardpoint.compat:install"  # answers a plugin's `import vllm`
 _HEAVY = ("torch", "transformers")  # each costs seconds; the ledger tells who brings them in
 POLICY_VARIABLE = "HARDPOINT_PLUGIN_POLICY"
 POLICIES = ("compatible", "strict")
@@ -149,7 +151,9 @@ def allowed(row: Group) -> list[Found]:
 def _import(row: Group, found: Found) -> Loaded | None:
     started = time.perf_counter()
     before = [name for name in _HEAVY if name in sys.modules]
-    _show_logger(found)
+    if not found.built_in:
+        load_ref(_ALIAS)()
+        _show_logger(found)
     try:
         with attributing(found.origin), watching(row, found, "import"), transaction():
             module = import_module(found.module)
@@ -327,7 +331,7 @@ def watching(row: Group, found: Found, doing: str) -> Iterator[None]:
 def _show_logger(found: Found) -> None:
     """Let the plugin's own log lines be seen, unless it or somebody else arranged its logging."""
     root = found.module.partition(".")[0]
-    if found.built_in or root in sys.stdlib_module_names or not envs.VLLM_CONFIGURE_LOGGING:
+    if root in sys.stdlib_module_names or not envs.VLLM_CONFIGURE_LOGGING:
         return
     its_logger = logging.getLogger(root)
     if its_logger.level == logging.NOTSET and not its_logger.handlers and root not in ("vllm", "hardpoint"):

@@ -166,3 +166,10 @@ def test_who_an_object_came_from_is_known(install):
     (loaded,) = load("logits_processors")
     assert loading.owner_of(loaded.value).distribution == "p-one"
     assert loading.owner_of(object()) is None
+
+
+def test_a_plugin_written_for_vllm_finds_our_classes(install):
+    source = "from vllm.v1.metrics.loggers import StatLoggerBase\ndef f(): return StatLoggerBase\n"
+    install("alias", source, {"vllm.general_plugins": {"alias": "p_alias:f"}})
+    (loaded,) = load()
+    assert loaded.value().__module__ == "hardpoint.contracts.stat_logger"

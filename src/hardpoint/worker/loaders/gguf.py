@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,19 @@ class GGUFModelLoader(BaseModelLoader):
         """Fill the model from the file."""
         file = GGUFFile.open(fetch_weights(model_config, self.load_config))
         checkpoint = Checkpoint(str(file.path), _tensors(file, model_config.hf_text_config), stored_name)
-        checkpoint.fill(model)
+        with _one_thread():
+            checkpoint.fill(model)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Decode on one thread: the pieces are small, and on a busy machine waiting for the others takes far longer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def model_name(name: str) -> str | None:

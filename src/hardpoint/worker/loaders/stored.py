@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,33 @@ _TILE = 1 << 18
 
 # ([rows, bytes] uint8) -> [rows, numbers] float32
 Decode = Callable[[torch.Tensor], torch.Tensor]
-aten = torch.ops.aten
+
+# What may be asked without decoding.
+_FACTS = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.ndimension,
+    torch.Tensor.element_size,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    *(
+        getattr(torch.Tensor, name).__get__
+        for name in (
+            "shape",
+            "dtype",
+            "ndim",
+            "layout",
+            "requires_grad",
+            "itemsize",
+            "nbytes",
+            "is_sparse",
+            "is_quantized",
+        )
+    ),
+}
 
 
 class StoredTensor(torch.Tensor):
@@ -34,8 +60,6 @@ class StoredTensor(torch.Tensor):
     _rows: range
     _columns: range
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
     def __new__(
         cls,
         raw: npt.NDArray[np.uint8],
@@ -44,9 +68,8 @@ class StoredTensor(torch.Tensor):
         order: npt.NDArray[np.int64] | None = None,
     ) -> StoredTensor:
         """A stored tensor of one or two dimensions; `shape` is that of the decoded numbers."""
-        self = cls._window(raw, decode, order, range(raw.shape[0]), range(shape[-1]), len(shape))
-        assert tuple(self.shape) == tuple(shape), "the stored rows do not match the shape"
-        return self
+        assert len(shape) == 1 or shape[0] == raw.shape[0], "the stored rows do not match the shape"
+        return cls._window(raw, decode, order, range(raw.shape[0]), range(shape[-1]), len(shape))
 
     @classmethod
     def _window(
@@ -59,13 +82,14 @@ class StoredTensor(torch.Tensor):
         dims: int,
     ) -> StoredTensor:
         shape = (len(columns),) if dims == 1 else (len(rows), len(columns))
-        self = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+        # A tensor without memory: the numbers do not exist yet.
+        self = torch.Tensor._make_subclass(cls, torch.empty(shape, dtype=torch.float32, device="meta"))
         self._raw, self._decode, self._order, self._rows, self._columns = raw, decode, order, rows, columns
         return self
 
     def cut(self, dim: int, start: int, end: int) -> StoredTensor:
         """Elements `start` to `end` of dimension `dim`, still in the file."""
-        by_rows = self.dim() == 2 and dim == 0
+        by_rows = self.dim() == 2 and dim % 2 == 0
         rows = self._rows[start:end] if by_rows else self._rows
         columns = self._columns if by_rows else self._columns[start:end]
         return self._window(self._raw, self._decode, self._order, rows, columns, self.dim())
@@ -91,24 +115,38 @@ class StoredTensor(torch.Tensor):
         return out
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Keep slices lazy and copies direct; decode for everything else."""
-        first: Any = args[0] if args else None
-        if func is aten.copy_.default and not isinstance(first, cls) and first.shape == args[1].shape:
-            args[1].read_into(first)
-            return first
-        if func is aten.slice.Tensor and isinstance(first, cls):
-            dim, start, end, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])  # type: ignore[misc]
-            if step == 1:
-                return first.cut(dim % first.dim(), *slice(start, end).indices(first.size(dim))[:2])
-        if func in (aten.detach.default, aten.alias.default) and isinstance(first, cls):
-            return first.cut(0, 0, first.size(0))
-        args, kwargs = tree_map(
-            lambda value: value.numbers() if isinstance(value, cls) else value, (args, kwargs or {})
-        )
+        kwargs = kwargs or {}
+        if func in _FACTS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+            return torch.device("cpu")
+        if func is torch.Tensor.copy_ and not isinstance(args[0], cls) and args[0].shape == args[1].shape:
+            args[1].read_into(args[0])
+            return args[0]
+        lazy = _lazily(func, args) if isinstance(args[0], cls) and not kwargs else None
+        if lazy is not None:
+            return lazy
+        args, kwargs = tree_map(lambda value: value.numbers() if isinstance(value, cls) else value, (args, kwargs))
         return func(*args, **kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"StoredTensor(shape={tuple(self.shape)})"
+
+
+def _lazily(func: Any, args: tuple[Any, ...]) -> StoredTensor | None:
+    """What narrowing or slicing gives, still in the file; None for other calls."""
+    tensor: StoredTensor = args[0]
+    if func in (torch.Tensor.narrow, torch.narrow):
+        _, dim, start, length = args
+        if isinstance(start, int) and 0 <= start <= start + length <= tensor.size(dim):
+            return tensor.cut(dim, start, start + length)
+    if func is torch.Tensor.__getitem__ and isinstance(args[1], slice) and args[1].step in (None, 1):
+        return tensor.cut(0, *args[1].indices(tensor.size(0))[:2])
+    if func in (torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.cpu):
+        return tensor.cut(0, 0, tensor.size(0))
+    return None

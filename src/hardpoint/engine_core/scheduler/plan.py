@@ -65,11 +65,13 @@ class StepPlan:
         blocks = self.blocks
         resumed = {request.request_id for request in self.resumed}
         ids = [request.request_id for request in requests]
+        # Preempted and resumed between two steps: in the last one, and yet to be described anew.
+        known = last_step - resumed
         return CachedRequestData(
             req_ids=ids,
             resumed_req_ids=resumed,
             new_token_ids=[],
-            all_token_ids={r.request_id: r.all_token_ids.copy() for r in requests if r.request_id not in last_step},
+            all_token_ids={r.request_id: r.all_token_ids.copy() for r in requests if r.request_id not in known},
             new_block_ids=[None if blocks[i].is_empty() else blocks[i].get_block_ids() for i in ids],
             num_computed_tokens=[request.num_computed_tokens for request in requests],
             num_output_tokens=[request.num_output_tokens for request in requests],

@@ -1,0 +1,256 @@
+"""A model that can be checked: it stores what it is told in blocks, and every token depends on what it reads back."""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import Any
+
+from hardpoint.config.sections import CacheConfig, ObservabilityConfig, SchedulerConfig
+from hardpoint.contracts.kv_cache import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    SlidingWindowSpec,
+)
+from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
+from hardpoint.engine_core.request import Request
+from hardpoint.engine_core.scheduler.default import Scheduler
+from hardpoint.types.finish import RequestStatus
+from hardpoint.types.messages import EngineCoreOutput, EngineCoreRequest
+from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.schedule import ModelRunnerOutput, SchedulerOutput
+
+VOCAB = 97
+EOS = 7
+
+
+def next_token(tokens: list[int], salt: Any = None) -> int:
+    """The model: any change in the prefix (or the salt) changes the answer."""
+    digest = hashlib.md5(repr((list(tokens), salt)).encode()).digest()
+    return digest[0] * 256 % VOCAB ^ digest[1] % 8
+
+
+def expected_output(
+    prompt: list[int], params: SamplingParams, max_len: int, salt: Any = None, window: int = 0
+) -> list[int]:
+    """What the request gives alone, without an engine."""
+    tokens, output = list(prompt), []
+    while True:
+        token = next_token(tokens[-window:] if window else tokens, salt)
+        tokens.append(token)
+        output.append(token)
+        ended = token == EOS and not params.ignore_eos and len(output) > params.min_tokens
+        if ended or len(output) >= (params.max_tokens or max_len) or len(tokens) >= max_len:
+            return output
+
+
+class FakeRunner:
+    """Follows the plan like a worker; asserts that what it reads is what the request has written."""
+
+    def __init__(self, block_size: int, num_blocks: int, salts: dict[str, Any] | None = None, window: int = 0) -> None:
+        self.block_size = block_size
+        self.memory: list[list[Any]] = [[None] * block_size for _ in range(num_blocks)]
+        self.salts = salts or {}
+        self.window = window
+        self.tokens: dict[str, list[int]] = {}
+        self.tables: dict[str, list[int]] = {}
+        self.computed: dict[str, int] = {}
+        self.fail: dict[str, str] = {}
+        self.steps = 0
+
+    def execute(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        self._follow(plan)
+        assert plan.total_num_scheduled_tokens == sum(plan.num_scheduled_tokens.values())
+        written: dict[tuple[int, int], str] = {}
+        for request_id, count in plan.num_scheduled_tokens.items():
+            self._write(request_id, count, written)
+        sampled = [self._sample(request_id, count) for request_id, count in plan.num_scheduled_tokens.items()]
+        ids = list(plan.num_scheduled_tokens)
+        failed = {i: self.fail[i] for i in ids if i in self.fail}
+        self.steps += 1
+        return ModelRunnerOutput(ids, {i: row for row, i in enumerate(ids)}, sampled, request_errors=failed)
+
+    def _follow(self, plan: SchedulerOutput) -> None:
+        for request_id in plan.finished_req_ids:
+            for state in (self.tokens, self.tables, self.computed):
+                state.pop(request_id, None)
+        for new in plan.scheduled_new_reqs:
+            assert new.req_id not in self.tokens
+            self.tokens[new.req_id] = list(new.prompt_token_ids)
+            self.tables[new.req_id] = list(new.block_ids[0])
+            self.computed[new.req_id] = new.num_computed_tokens
+        cached = plan.scheduled_cached_reqs
+        for row, request_id in enumerate(cached.req_ids):
+            blocks = cached.new_block_ids[row]
+            if request_id in cached.resumed_req_ids:
+                assert cached.all_token_ids[request_id] == self.tokens[request_id]
+                self.tables[request_id] = list(blocks[0])
+            elif blocks is not None:
+                self.tables[request_id] += blocks[0]
+            self.computed[request_id] = cached.num_computed_tokens[row]
+
+    def _write(self, request_id: str, count: int, written: dict[tuple[int, int], str]) -> None:
+        tokens, start = self.tokens[request_id], self.computed[request_id]
+        assert 0 < count
+        assert start + count <= len(tokens)
+        for position in range(start, start + count):
+            block = self.tables[request_id][position // self.block_size]
+            slot = position % self.block_size
+            assert block != 0, "the null block is written"
+            assert (block, slot) not in written, f"{request_id} and {written[block, slot]} write the same slot"
+            written[block, slot] = request_id
+            self.memory[block][slot] = (position, tokens[position], self.salts.get(request_id))
+
+    def _sample(self, request_id: str, count: int) -> list[int]:
+        tokens, end = self.tokens[request_id], self.computed[request_id] + count
+        first = max(0, end - self.window) if self.window else 0
+        read = []
+        for position in range(first, end):
+            block = self.tables[request_id][position // self.block_size]
+            assert block != 0, f"{request_id} reads a dropped block"
+            entry = self.memory[block][position % self.block_size]
+            assert entry == (position, tokens[position], self.salts.get(request_id)), f"{request_id} reads {entry}"
+            read.append(entry[1])
+        self.computed[request_id] = end
+        if end < len(tokens):
+            return []
+        token = next_token(read, self.salts.get(request_id))
+        tokens.append(token)
+        return [token]
+
+
+def make_config(
+    *, block_size: int = 4, max_model_len: int = 64, prefix_caching: bool = True, **scheduler: Any
+) -> SimpleNamespace:
+    """The parts of a configuration that the engine core reads."""
+    scheduler.setdefault("max_num_batched_tokens", 32)
+    scheduler.setdefault("max_num_seqs", 8)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(max_model_len=max_model_len),
+        scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),
+        cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
+        parallel_config=SimpleNamespace(world_size=1, distributed_executor_backend=None),
+        observability_config=ObservabilityConfig(),
+        lora_config=None,
+        load_config=None,
+        device_config=None,
+        speculative_config=None,
+        profiler_config=SimpleNamespace(profiler=None),
+    )
+
+
+def layer_spec(block_size: int, window: int = 0) -> KVCacheSpec:
+    """A layer of one head with one element."""
+    sizes = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": "float32"}
+    return SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
+
+
+def make_scheduler(config: SimpleNamespace, num_blocks: int, *, window: int = 0, log_stats: bool = False) -> Scheduler:
+    """A scheduler over a pool of `num_blocks`, the null block included."""
+    block_size = config.cache_config.block_size
+    group = KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=layer_spec(block_size, window))
+    plan = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[group])
+    return Scheduler(
+        vllm_config=config,
+        kv_cache_config=plan,
+        structured_output_manager=None,
+        block_size=block_size,
+        log_stats=log_stats,
+    )
+
+
+def make_request(
+    request_id: str, prompt: list[int], *, salt: str | None = None, priority: int = 0, **params: Any
+) -> EngineCoreRequest:
+    """A request as a front end sends it."""
+    params.setdefault("max_tokens", 8)
+    params.setdefault("temperature", 0.0)
+    sampling = SamplingParams(**params)
+    sampling.update_from_generation_config({}, eos_token_id=EOS)
+    return EngineCoreRequest(
+        request_id=request_id,
+        prompt_token_ids=prompt,
+        mm_features=None,
+        sampling_params=sampling,
+        pooling_params=None,
+        arrival_time=float(len(request_id)),
+        lora_request=None,
+        cache_salt=salt,
+        data_parallel_rank=None,
+        priority=priority,
+    )
+
+
+class Engine:
+    """A scheduler and a fake runner, stepped together, with every output kept."""
+
+    def __init__(self, scheduler: Scheduler, *, window: int = 0) -> None:
+        self.scheduler = scheduler
+        config = scheduler.cache_config
+        self.runner = FakeRunner(config.block_size, scheduler.kv_cache_config.num_blocks, {}, window)
+        self.hasher = block_hasher(config.block_size, hash_function("sha256")) if config.enable_prefix_caching else None
+        self.outputs: dict[str, list[EngineCoreOutput]] = {}
+        self.plans: list[SchedulerOutput] = []
+
+    def add(self, request: EngineCoreRequest) -> None:
+        self.runner.salts[request.request_id] = request.cache_salt
+        added = Request.from_engine_core_request(request, self.hasher)
+        assert self.scheduler.why_impossible(added) is None
+        self.scheduler.add_request(added)
+
+    def step(self) -> SchedulerOutput:
+        plan = self.scheduler.schedule()
+        self.check(plan)
+        by_client = self.scheduler.update_from_output(plan, self.runner.execute(plan))
+        for batch in by_client.values():
+            for output in batch.outputs:
+                self.outputs.setdefault(output.request_id, []).append(output)
+        self.plans.append(plan)
+        return plan
+
+    def run(self, max_steps: int = 5000) -> None:
+        while self.scheduler.has_requests():
+            self.step()
+            assert len(self.plans) < max_steps, "the engine makes no progress"
+
+    def check(self, plan: SchedulerOutput) -> None:
+        """What must hold in every step."""
+        scheduler = self.scheduler
+        assert plan.total_num_scheduled_tokens <= scheduler.max_num_scheduled_tokens
+        assert len(scheduler.running) <= scheduler.max_num_running_reqs
+        assert set(plan.num_scheduled_tokens) <= {request.request_id for request in scheduler.running}
+        assert all(request.status is RequestStatus.RUNNING for request in scheduler.running)
+        self.check_blocks()
+        self.check_window(plan)
+
+    def check_window(self, plan: SchedulerOutput) -> None:
+        """No request has lost a block that its tokens of this step attend to."""
+        for request_id, count in plan.num_scheduled_tokens.items():
+            end = self.scheduler.requests[request_id].num_computed_tokens
+            first = max(0, end - count - self.runner.window + 1) if self.runner.window else 0
+            table = self.scheduler.kv_cache_manager.get_block_ids(request_id)[0]
+            size = self.runner.block_size
+            assert 0 not in table[first // size : -(-end // size)]
+
+    def check_blocks(self) -> None:
+        """Every block has as many users as tables name it, and is free exactly when there is none."""
+        manager = self.scheduler.kv_cache_manager
+        users: dict[int, int] = {}
+        for request_id in self.scheduler.requests:
+            for block_id in manager.get_block_ids(request_id)[0]:
+                users[block_id] = users.get(block_id, 0) + 1
+        users.pop(0, None)
+        pool = manager.block_pool
+        for block in pool.blocks[1:]:
+            assert block.ref_cnt == users.get(block.block_id, 0)
+        free = {block.block_id for block in pool._free.blocks()}
+        assert len(free) == pool.get_num_free_blocks()
+        assert free == {block.block_id for block in pool.blocks[1:] if block.ref_cnt == 0}
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs.get(request_id, []) for token in output.new_token_ids]
+
+    def last(self, request_id: str) -> EngineCoreOutput:
+        return self.outputs[request_id][-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -71,7 +69,7 @@ class LLM:
         given = {"disable_log_stats": True, **given, **kwargs}
         if compilation_config is None:
             del given["compilation_config"]
-        self._set_up(_engine_args(given), chat_template)
+        self._set_up(EngineArgs(**given), chat_template)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -83,7 +81,7 @@ class LLM:
         return made
 
     def _set_up(self, engine_args: EngineArgs, chat_template: Path | str | None) -> None:
-        self.llm_engine = LLMEngine.from_engine_args(engine_args)
+        self.llm_engine = LLMEngine.from_engine_args(engine_args, "script")
         self.engine_class = type(self.llm_engine)
         self.model_config = self.llm_engine.model_config
         self.supported_tasks = self.llm_engine.get_supported_tasks()
@@ -390,16 +388,6 @@ class LLM:
 
 def _not_yet(method: str, what: str) -> NotImplementedError:
     return NotImplementedError(f"LLM.{method}: {what} is not supported by this version")
-
-
-def _engine_args(given: dict[str, Any]) -> EngineArgs:
-    known = {field.name for field in dataclasses.fields(EngineArgs)}
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"LLM() has no argument {name!r}{hint}")
-    return EngineArgs(**given)
 
 
 def _as_list(prompts: Prompts) -> list[Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -89,7 +88,7 @@ def _start_engine(args: Namespace) -> AsyncLLM:
     built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
     process = EngineProcess(preload_for(engine_args)) if built_in else None
     try:
-        vllm_config = engine_args.create_engine_config()
+        vllm_config = engine_args.create_engine_config("server")
         engine_class = load_ref(_ASYNC_LLM)
         return engine_class.from_vllm_config(
             vllm_config,
@@ -149,17 +148,3 @@ async def _drain(engine: AsyncLLM, drain_s: int) -> None:
         with contextlib.suppress(TimeoutError):
             await engine.wait_for_requests_to_drain(drain_s)
     await engine.fail_requests(AdmissionError("the server is shutting down", reason="shutdown"))
-
-
-def _explain(error: HardpointError) -> None:
-    """Print one error a person can act on; the traceback, here or in a child, only at DEBUG."""
-    lines = [f"hardpoint: error: {error.what}"]
-    if error.origin:
-        lines.append(f"  from: {error.origin}")
-    if error.fix:
-        lines.append(f"  fix: {error.fix}")
-    logger.debug("traceback", exc_info=error)
-    child = getattr(error, "child_traceback", "")
-    if child:
-        logger.debug("traceback of the child:\n%s", child)
-    print("\n".join(lines), file=sys.stderr)  # noqa: T201 - for the person at the terminal

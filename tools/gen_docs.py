@@ -13,6 +13,10 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from hardpoint.compat.table import MODULES, Entry
+from hardpoint.config.flags import FRONT_END, Flag, reason
+from hardpoint.config.flags import GROUPS as ENGINE_FLAGS
+from hardpoint.env import VARIABLES
 from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS, BUILTINS
 from hardpoint.extensions.ledger import KIND_MEANINGS
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, PLATFORM_HOOKS, REGISTRIES
@@ -131,6 +135,67 @@ def ledger() -> str:
     return table(("event", "means"), [[f"`{kind}`", meaning] for kind, meaning in KIND_MEANINGS.items()])
 
 
+def supported_flags() -> str:
+    """The flags that work, by section."""
+    parts = []
+    for section, flags in {**ENGINE_FLAGS, **FRONT_END}.items():
+        lines = [
+            [", ".join(f"`{name}`" for name in flag.names), _default(flag), flag.help + _values(flag)]
+            for flag in flags
+            if not flag.why
+        ]
+        if lines:
+            parts.append(f"### {section}\n\n" + table(("flag", "default", "meaning"), lines))
+    return "\n".join(parts)
+
+
+def refused_flags() -> str:
+    """The flags that are refused, with the reason."""
+    flags = [flag for section in {**ENGINE_FLAGS, **FRONT_END}.values() for flag in section if flag.why]
+    return table(("flag", "why"), [[f"`{flag.names[0]}`", reason(flag)] for flag in flags])
+
+
+def _default(flag: Flag) -> str:
+    return "-" if flag.default is None or flag.default == "" else f"`{flag.default}`"
+
+
+def _values(flag: Flag) -> str:
+    words = isinstance(flag.kind, tuple) and all(isinstance(value, str) for value in flag.kind)
+    return f" ({', '.join(flag.kind)})" if words else ""
+
+
+def environment() -> str:
+    """The table of environment variables."""
+    return table(
+        ("variable", "default", "meaning"),
+        [
+            [f"`{row.name}`", "-" if row.default in (None, "", ()) else f"`{row.default}`", row.help.replace("|", "or")]
+            for row in VARIABLES
+        ],
+    )
+
+
+def alias_modules() -> str:
+    """The alias's modules and whose names show through."""
+    lines = []
+    for module, row in MODULES.items():
+        if isinstance(row, Entry) and (row.home or row.names):
+            homes = sorted({row.home, *(target.partition(":")[0] for target in row.names.values())} - {""})
+            lines.append([f"`{module}`", ", ".join(f"`{home}`" for home in homes)])
+    return table(("module", "answered by"), lines)
+
+
+def alias_gaps() -> str:
+    """What the alias does not answer yet."""
+    lines = []
+    for module, row in MODULES.items():
+        if isinstance(row, Entry):
+            lines += [[f"`{module}.{name}`", what] for name, what in row.waits.items()]
+        else:
+            lines.append([f"`{module}` and below", row.what])
+    return table(("name", "waits for"), lines)
+
+
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/extensions/index.md": {
         "groups": groups,
@@ -139,6 +204,9 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "platform hooks": platform_hooks,
         "ledger": ledger,
     },
+    "docs/reference/flags.md": {"supported flags": supported_flags, "refused flags": refused_flags},
+    "docs/reference/environment.md": {"environment": environment},
+    "docs/compatibility.md": {"alias modules": alias_modules, "alias gaps": alias_gaps},
 }
 
 

@@ -16,13 +16,14 @@ from hardpoint.contracts.kv_cache import (
     spec_of_layer,
 )
 from hardpoint.errors import ConfigError, PluginError
-from hardpoint.extensions.refs import resolve_obj_by_qualname
+from hardpoint.extensions.refs import load_ref, resolve_obj_by_qualname
 from hardpoint.log import init_logger
-from hardpoint.platforms import current_platform
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
 
+# Not imported: an import would choose the platform before the process has booted.
+_PLATFORM = "hardpoint.platforms:current_platform"
 logger = init_logger(__name__)
 
 LayerSpecs = dict[str, KVCacheSpec]
@@ -74,7 +75,8 @@ class DefaultKVCacheConfigBuilder(KVCacheConfigBuilder):
 
 def load_builder(vllm_config: VllmConfig) -> KVCacheConfigBuilder:
     """The platform's builder (`get_kv_cache_config_builder_cls`), ours where it names none."""
-    name = current_platform.get_kv_cache_config_builder_cls()
+    platform = load_ref(_PLATFORM)
+    name = platform.get_kv_cache_config_builder_cls()
     if not name:
         return DefaultKVCacheConfigBuilder(vllm_config)
     builder_cls = resolve_obj_by_qualname(name)
@@ -82,7 +84,7 @@ def load_builder(vllm_config: VllmConfig) -> KVCacheConfigBuilder:
         raise PluginError(
             f"{name} is not a KVCacheConfigBuilder",
             code="kv-cache-builder",
-            origin=f"platform {type(current_platform).__name__}, get_kv_cache_config_builder_cls",
+            origin=f"platform {type(platform).__name__}, get_kv_cache_config_builder_cls",
             fix="derive it from KVCacheConfigBuilder",
         )
     return builder_cls(vllm_config)

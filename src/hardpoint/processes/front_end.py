@@ -41,8 +41,8 @@ _FLUSH_S = 2
 def serve(args: Namespace) -> int:
     """Run the server for `serve`'s flags until it is told to end; return the exit status.
 
-    0 after a clean stop, 1 when it could not start or the engine ended by itself. What went
-    wrong is printed as one error.
+    0 after a clean stop, 1 when the engine ended by itself. Raises the HardpointError that
+    stopped the start; nothing is left running then.
     """
     configure("front end")
     with StopSignals() as signals:
@@ -51,8 +51,8 @@ def serve(args: Namespace) -> int:
         except StopRequested:
             return 0
         except HardpointError as error:
-            _explain(error)
-            return 1
+            logger.debug("traceback of the child:\n%s", getattr(error, "child_traceback", "none"))
+            raise
         finally:
             end_strays()
 

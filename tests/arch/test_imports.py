@@ -94,3 +94,11 @@ def test_imports_point_down():
         [str(linter), "--no-cache"], cwd=SOURCE.parent.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("role", ["front_end", "engine_core", "worker"])
+def test_importing_a_process_does_not_choose_a_platform_yet(role):
+    platforms = {"hardpoint.platforms.cpu", "hardpoint.platforms.cuda"}
+    code = f"import sys, hardpoint.processes.{role}\nprint({platforms} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

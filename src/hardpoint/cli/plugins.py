@@ -19,7 +19,6 @@ from hardpoint.extensions.loading import POLICIES, set_policy
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, REGISTRIES
 from hardpoint.extensions.registry import registry
 from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
-from hardpoint.extensions.rows import ConfigHook
 
 CONFIG = "config"  # the ledger key of config fields
 _MARKS = {"error": "ERROR", "warning": "WARNING", "note": "note"}
@@ -36,38 +35,54 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     why.add_argument("key", help="a key of `plugins list`, such as models or stat_loggers; or config")
     why.add_argument("name", help="the name of the entry, or the path of the field, such as parallel_config.worker_cls")
     doctor = commands.add_parser("doctor", help="boot every role and report what fails, with the fix")
-    doctor.add_argument("--timeout", type=float, default=60.0, help="seconds each role may take (default 60)")
+    listing.add_argument("--json", action="store_true", help="print JSON")
     _add_hooks(doctor)
     for command in (why, doctor):
+        _add_own_flags(command)
         command.add_argument(
-            "serve_flags", nargs="*", help="after --: the model and flags of `serve` to make a config of"
+            "serve_flags",
+            nargs=argparse.REMAINDER,
+            metavar="MODEL ...",
+            help="what `serve` would get: makes its config too",
         )
-        command.add_argument("--plugin-policy", choices=POLICIES, help="strict: every skip counts as a stop")
-    for command in (listing, why, doctor):
-        command.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
 
 
 def _add_hooks(parser: argparse.ArgumentParser) -> None:
-    for row in _single_value_hooks():
-        parser.add_argument(row.flag, dest=f"hook_{row.key}", help=f"check this value too ({row.shape.value})")
+    """Add the flags of `serve` that hold nothing but the value of one config hook."""
+    for row in CONFIG_HOOKS:
+        if row.flag == "--" + row.key.replace("_", "-"):
+            parser.add_argument(row.flag, dest=f"hook_{row.key}", help=f"check this value ({row.shape.value})")
 
 
-def _single_value_hooks() -> list[ConfigHook]:
-    """The hooks whose flag holds nothing but their value."""
-    return [row for row in CONFIG_HOOKS if row.flag == "--" + row.key.replace("_", "-")]
+def _add_own_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plugin-policy", choices=POLICIES, help="strict: every skip counts as a stop")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds each role may take (default 60)")
+
+
+def _with_own_flags(args: argparse.Namespace) -> argparse.Namespace:
+    """Take our own flags out of those of `serve`, among which they may stand in any order."""
+    parser = argparse.ArgumentParser(prog=f"hardpoint plugins {args.plugins_command}", allow_abbrev=False)
+    _add_own_flags(parser)
+    defaults = vars(parser.parse_args([]))
+    own, rest = parser.parse_known_args([word for word in args.serve_flags if word != "--"])
+    for name, value in vars(own).items():
+        if value != defaults[name]:
+            setattr(args, name, value)
+    args.serve_flags = rest
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the chosen sub-command; the exit status."""
-    if getattr(args, "plugin_policy", None):
-        set_policy(args.plugin_policy)
     if args.plugins_command == "list":
         return _list(args.json)
-    if args.plugins_command == "why":
-        return _why(args.key, args.name, args.serve_flags, args.json)
-    return _doctor(args)
+    args = _with_own_flags(args)
+    if args.plugin_policy:
+        set_policy(args.plugin_policy)
+    return _why(args) if args.plugins_command == "why" else _doctor(args)
 
 
 def _list(as_json: bool) -> int:
@@ -101,15 +116,16 @@ def _planned(row: dict[str, Any]) -> str:
     return "  [planned]" if row["state"] == "planned" else ""
 
 
-def _why(key: str, name: str, serve_flags: list[str], as_json: bool) -> int:
+def _why(args: argparse.Namespace) -> int:
+    key, name, as_json = args.key, args.name, args.json
     row_key = _row_key(key)
     if row_key is None:
         near = difflib.get_close_matches(key, _keys(), n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"keys are: {', '.join(_keys())}"
         print(f"there is no extension point {key!r}; {hint}", file=sys.stderr)
         return 2
-    flags = serve_flags if serve_flags or row_key == CONFIG else None
-    reports = _boot_all(60.0, {}, flags)
+    flags = args.serve_flags if args.serve_flags or row_key == CONFIG else None
+    reports = _boot_all(args.timeout, {}, flags)
     entries = [entry for report in reports for entry in report.entries if entry.key == row_key]
     events = [entry for entry in entries if entry.name == name]
     built_in = _built_in(row_key, name)
@@ -162,7 +178,7 @@ def _built_in(key: str, name: str) -> str:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    reports = _boot_all(args.timeout, _choices(args), args.serve_flags or None)
+    reports = _boot_all(args.timeout, _choices(args), _serve_line(args.serve_flags))
     found = diagnose(reports, args.timeout)
     bad = any(one.severity != "note" for one in found)
     if args.json:
@@ -176,14 +192,21 @@ def _doctor(args: argparse.Namespace) -> int:
     return int(bad)
 
 
+def _serve_line(words: list[str]) -> list[str] | None:
+    """The words to make a configuration of: none without a model, as the default one may have to be fetched."""
+    has_model = "--model" in words or (words and not words[0].startswith("-"))
+    return words if has_model else None
+
+
 def _choices(args: argparse.Namespace) -> dict[str, str]:
-    """The config hooks that are given a value, as flags of `doctor` or among those of `serve`."""
+    """The config hooks that are given a value, before the model or among the flags after it."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add_hooks(parser)
-    among, _ = parser.parse_known_args(args.serve_flags)
-    given = {**vars(among), **{name: value for name, value in vars(args).items() if value is not None}}
-    values = {row.key: given[f"hook_{row.key}"] for row in _single_value_hooks()}
-    return {key: value for key, value in values.items() if value}
+    words = args.serve_flags
+    spelled = ["--" + word[2:].replace("_", "-") if word.startswith("--") else word for word in words]
+    given = {name: value for name, value in vars(args).items() if value}
+    values = {**vars(parser.parse_known_args(spelled)[0]), **given}
+    return {name.removeprefix("hook_"): value for name, value in values.items() if name.startswith("hook_") and value}
 
 
 def _times(reports: Iterable[BootReport]) -> dict[str, float]:

@@ -169,8 +169,9 @@ def write_report(
 
 def _make_config(serve_flags: list[str]) -> Any:
     arguments = load_ref("hardpoint.config.engine_args:AsyncEngineArgs")
-    parser = argparse.ArgumentParser(prog="serve")
+    parser = load_ref("hardpoint.config.arguments:FlexibleArgumentParser")(prog="hardpoint serve")
     parser.add_argument("model", nargs="?", default=argparse.SUPPRESS)
+    load_ref("hardpoint.config.engine_args:add_front_end_args")(parser)
     arguments.add_cli_args(parser)
     return arguments.from_cli_args(parser.parse_args(serve_flags)).create_engine_config("server")
 

@@ -201,3 +201,17 @@ def test_doctor_makes_the_config_of_serve_flags(run, model_folder):
     status, out, _ = run("doctor", "--", model_folder + "-missing")
     assert status == 1
     assert "cannot be found" in finding(out, "-missing")
+
+
+@pytest.mark.parametrize(
+    "words", [["--json", "MODEL", "--dtype", "float32"], ["MODEL", "--dtype", "float32", "--json"]]
+)
+def test_own_flags_may_stand_among_those_of_serve(run, model_folder, words):
+    status, out, _ = run("doctor", *[model_folder if word == "MODEL" else word for word in words])
+    assert (status, json.loads(out)["healthy"]) == (0, True)
+
+
+def test_doctor_corrects_a_misspelt_serve_flag(run, model_folder):
+    status, out, _ = run("doctor", model_folder, "--max-model-leng", "3")
+    assert status == 1
+    assert "did you mean --max-model-len?" in finding(out, "--max-model-leng")

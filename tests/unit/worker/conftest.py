@@ -1,0 +1,1 @@
+"""Makes `worker_fakes` importable from the folders below."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 BUILTINS: dict[str, dict[str, str]] = {
     "models": {
         "LlamaForCausalLM": "hardpoint.worker.models.llama:LlamaForCausalLM",
+        "MistralForCausalLM": "hardpoint.worker.models.llama:MistralForCausalLM",
     },
     "attention_backends": {
         "CPU_ATTN": "hardpoint.worker.attention.cpu:CPUAttentionBackend",

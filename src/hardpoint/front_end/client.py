@@ -244,8 +244,8 @@ class SyncEngineCoreClient:
         self._send(EngineCoreRequestType.ADD, request)
 
     def abort_requests(self, request_ids: list[str]) -> None:
-        """Stop requests."""
-        if request_ids:
+        """Stop requests; after a death there is nothing left to stop."""
+        if request_ids and self.process.error is None:
             self._send(EngineCoreRequestType.ABORT, request_ids)
 
     def get_output(self) -> EngineCoreOutputs:

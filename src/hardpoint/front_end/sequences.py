@@ -20,7 +20,7 @@ def sequences(request: EngineCoreRequest) -> list[tuple[EngineCoreRequest, Paren
         return [(request, None, 0)]
     assert isinstance(params, SamplingParams)
     parent = ParentRequest(request.request_id, params, request.external_req_id)
-    children = []
+    children: list[tuple[EngineCoreRequest, ParentRequest | None, int]] = []
     for index in range(n):
         child = copy(request)
         child.request_id, child.sampling_params = parent.get_child_info(index)
@@ -34,6 +34,7 @@ def note_ready(vllm_config: VllmConfig, ready: Ready) -> None:
     with writing(vllm_config, "engine core ready"):
         cache.num_gpu_blocks = ready.num_gpu_blocks
         cache.block_size = ready.block_size
+        cache.kv_cache_size_tokens = ready.kv_cache_size_tokens
         if ready.max_model_len:
             vllm_config.model_config.max_model_len = ready.max_model_len
 

@@ -229,7 +229,7 @@ def ready_message(core: EngineCore, index: int) -> Ready:
     return Ready(
         engine_index=index,
         num_gpu_blocks=blocks,
-        kv_cache_size_tokens=blocks * block_tokens,
+        kv_cache_size_tokens=config.cache_config.kv_cache_size_tokens or 0,
         max_model_len=config.model_config.max_model_len or 0,
         block_size=block_tokens,
         supported_tasks=list(core.get_supported_tasks()),

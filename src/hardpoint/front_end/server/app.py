@@ -16,7 +16,7 @@ from hardpoint.contracts.engine_client import EngineClient
 from hardpoint.env import envs
 from hardpoint.front_end.observability.http_metrics import HttpMetrics
 from hardpoint.front_end.server import endpoints
-from hardpoint.front_end.server.asgi import BodyLimit, FaultGuard, LoadTracker, RequestIdHeader
+from hardpoint.front_end.server.asgi import BodyLimit, FaultGuard, LoadTracker, RequestIdHeader, RootPath
 from hardpoint.front_end.server.auth import ApiKeyGuard, OpenRoutes
 from hardpoint.front_end.server.errors import install_error_handlers
 from hardpoint.front_end.server.middleware import add_user_middleware
@@ -62,7 +62,6 @@ def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> 
     app = FastAPI(
         title="Hardpoint",
         version=__version__,
-        root_path=settings.root_path or "",
         **(docs if settings.disable_fastapi_docs else {}),
     )
     app.state.args = args
@@ -96,7 +95,7 @@ def _include_routes(app: FastAPI, settings: ServerSettings, tasks: tuple[str, ..
 def _wrap(app: FastAPI, settings: ServerSettings) -> None:
     """Add middleware, innermost first.
 
-    A request passes: metrics, request id, fault guard, body limit, user middleware in the order of
+    A request passes: root path, metrics, request id, fault guard, body limit, user middleware in the order of
     the command line, CORS, load count, API key, routes.
     """
     keys = settings.accepted_keys()
@@ -118,6 +117,8 @@ def _wrap(app: FastAPI, settings: ServerSettings) -> None:
     if settings.enable_request_id_headers:
         app.add_middleware(RequestIdHeader)
     app.add_middleware(HttpMetrics)
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path)
 
 
 def _load_counter(state: State) -> Any:

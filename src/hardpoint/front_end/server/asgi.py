@@ -96,6 +96,24 @@ class BodyLimit:
         )
 
 
+class RootPath:
+    """Tells the application under which path a proxy shows it (`--root-path`).
+
+    Requests are understood with that prefix and without: some proxies strip it.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        stripped = root_path.strip("/")
+        self._root_path = f"/{stripped}" if stripped else ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Set the path for routing and for links."""
+        if scope["type"] in ("http", "websocket"):
+            scope["root_path"] = self._root_path
+        await self._app(scope, receive, send)
+
+
 class RequestIdHeader:
     """Echoes `X-Request-Id`, or a new one, on every answer (`--enable-request-id-headers`)."""
 

@@ -45,8 +45,8 @@ def _check_prompt(value: Any) -> Any:
 
 Prompt = Annotated[
     list[int] | list[list[int]] | str | list[str] | None,
-    BeforeValidator(_check_prompt),
     Field(union_mode="left_to_right"),
+    BeforeValidator(_check_prompt),
 ]
 
 

@@ -199,7 +199,8 @@ class _Choice:
             piece.text += output.text
             piece.token_ids += output.token_ids
             self._score(piece, output)
-        self._context.request_log.streamed(result.request_id, output.text, output.finish_reason)
+        if self._request.stream:
+            self._context.request_log.streamed(result.request_id, output.text, output.finish_reason)
         piece.finish_reason = output.finish_reason
         piece.stop_reason = None if self._request.prompt_only else output.stop_reason
         if self._request.prompt_only and piece.finish_reason is not None:

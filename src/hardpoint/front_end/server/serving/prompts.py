@@ -16,6 +16,8 @@ from hardpoint.front_end.server.serving.context import ServerContext
 
 # A text this long is tokenised in a thread, so that other requests' streams go on meanwhile.
 _LONG_TEXT_CHARS = 16_384
+# Arguments of rendering that have fields of their own.
+_RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 
 
 class PromptMaker:
@@ -48,7 +50,7 @@ class PromptMaker:
 
     async def of_chat(self, request: ChatCompletionRequest) -> TokenPrompt:
         """The prompt a conversation makes."""
-        kwargs = dict(request.chat_template_kwargs or {})
+        kwargs = _template_kwargs(request)
         for name in ("documents", "reasoning_effort"):
             value = getattr(request, name)
             if value is not None:
@@ -64,7 +66,7 @@ class PromptMaker:
 
     async def of_tokenize_chat(self, request: TokenizeChatRequest) -> list[int]:
         """The ids a conversation makes."""
-        return (await self._rendered(request, dict(request.chat_template_kwargs or {})))["prompt_token_ids"]
+        return (await self._rendered(request, _template_kwargs(request)))["prompt_token_ids"]
 
     async def _rendered(
         self, request: ChatCompletionRequest | TokenizeChatRequest, kwargs: dict[str, Any]
@@ -105,6 +107,16 @@ class PromptMaker:
             raise VLLMValidationError(
                 f"{name} is not supported: this model's chat template does not use it", parameter=name
             )
+
+
+def _template_kwargs(request: ChatCompletionRequest | TokenizeChatRequest) -> dict[str, Any]:
+    kwargs = dict(request.chat_template_kwargs or {})
+    taken = sorted(_RESERVED & kwargs.keys())
+    if taken:
+        raise VLLMValidationError(
+            f"chat_template_kwargs may not set {', '.join(taken)}", parameter="chat_template_kwargs"
+        )
+    return kwargs
 
 
 async def _beside(size: int, work: Callable[..., Any], *args: Any, **named: Any) -> Any:

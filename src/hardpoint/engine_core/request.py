@@ -102,7 +102,8 @@ class Request:
         self._set_progress()
         self._block_hasher = block_hasher
         self.block_hashes: list[BlockHash] = []
-        self._hash_full_blocks()
+        if block_hasher is not None:
+            self.block_hashes += block_hasher(self)
 
     def _set_limits(self) -> None:
         params = self.sampling_params
@@ -173,11 +174,8 @@ class Request:
         else:
             self._output_token_ids.extend(token_ids)
             self._all_token_ids.extend(token_ids)
-        self._hash_full_blocks()
-
-    def _hash_full_blocks(self) -> None:
         if self._block_hasher is not None:
-            self.block_hashes.extend(self._block_hasher(self))
+            self.block_hashes += self._block_hasher(self)
 
     @property
     def num_tokens(self) -> int:

@@ -56,7 +56,6 @@ class KVCacheManager:
         self.block_pool = BlockPool(kv_cache_config.num_blocks, self.enable_caching, residency)
         self._groups = tuple(make_tables(self.block_pool, i, spec, max_step_tokens) for i, spec in enumerate(specs))
         self._no_blocks = KVCacheBlocks(tuple([] for _ in specs))
-        self._no_blocks_by_group: tuple[Sequence[KVCacheBlock], ...] = self._no_blocks.blocks
         self._stats = PrefixCacheStats()
 
     @property
@@ -119,47 +118,64 @@ class KVCacheManager:
         reserved_blocks          free blocks to leave alone
         Returns the blocks added after the hit.
         """
-        request_id = request.request_id
         computed = request.num_computed_tokens + num_new_computed_tokens
         num_tokens = computed + num_new_tokens
         num_slots = min(num_tokens + num_lookahead_tokens, self.max_model_len)
-        hits = self._no_blocks_by_group if new_computed_blocks is None else new_computed_blocks.blocks
-        for group in self._groups:
-            group.drop_unneeded(request_id, request.num_computed_tokens)
-        missing = [
-            group.num_missing(request_id, num_slots, len(hit)) for group, hit in zip(self._groups, hits, strict=True)
-        ]
-        if any(missing) or new_computed_blocks is not None:
-            available = self.block_pool.get_num_free_blocks() - reserved_blocks - _num_revived(hits)
-            if sum(missing) > available:
-                return None
-            if full_sequence_must_fit and self._num_missing_in_full(request, hits) > available:
-                return None
+        added: KVCacheBlocks | None = self._no_blocks
         if new_computed_blocks is not None:
-            for group, hit in zip(self._groups, hits, strict=True):
-                group.start(request_id, hit)
-        added = self._extend(request_id, missing)
-        if self.enable_caching:
+            total = request.num_tokens if full_sequence_must_fit else 0
+            added = self._start(request.request_id, new_computed_blocks.blocks, num_slots, total, reserved_blocks)
+        elif not self._has_room(request.request_id, num_slots):
+            added = self._grow(request, num_slots, reserved_blocks)
+        if added is not None and self.enable_caching:
             # Draft tokens may be rejected: only tokens that are certain name a block.
             certain = min(num_tokens, request.num_tokens)
             for group in self._groups:
                 group.cache_full_blocks(request, certain)
         return added
 
-    def _extend(self, request_id: str, missing: list[int]) -> KVCacheBlocks:
-        if not any(missing):
-            return self._no_blocks
-        return KVCacheBlocks(
-            tuple(
-                group.extend(request_id, count) if count else []
-                for group, count in zip(self._groups, missing, strict=True)
-            )
-        )
+    def _has_room(self, request_id: str, num_slots: int) -> bool:
+        """Whether a request's blocks have place for `num_slots` tokens already: true in most steps."""
+        for group in self._groups:  # noqa: SIM110 - a generator costs more than the loop
+            if not group.has_room(request_id, num_slots):
+                return False
+        return True
 
-    def _num_missing_in_full(self, request: Request, hits: tuple[Sequence[KVCacheBlock], ...]) -> int:
-        held = (sum(not block.is_null for block in hit) for hit in hits)
-        full = (group.most_blocks_held(request.num_tokens) for group in self._groups)
-        return sum(max(0, most - have) for most, have in zip(full, held, strict=True))
+    def _start(
+        self,
+        request_id: str,
+        hits: tuple[Sequence[KVCacheBlock], ...],
+        num_slots: int,
+        num_tokens_in_full: int,
+        reserved_blocks: int,
+    ) -> KVCacheBlocks | None:
+        """Begin a request's tables with a hit; None unless `num_tokens_in_full` tokens would fit too."""
+        available = self.block_pool.get_num_free_blocks() - reserved_blocks - _num_revived(hits)
+        missing = [
+            group.num_missing(request_id, num_slots, len(hit)) for group, hit in zip(self._groups, hits, strict=True)
+        ]
+        in_full = sum(
+            max(0, group.most_blocks_held(num_tokens_in_full) - sum(not block.is_null for block in hit))
+            for group, hit in zip(self._groups, hits, strict=True)
+        )
+        if max(sum(missing), in_full) > available:
+            return None
+        for group, hit in zip(self._groups, hits, strict=True):
+            group.start(request_id, hit)
+        return self._extend(request_id, missing)
+
+    def _grow(self, request: Request, num_slots: int, reserved_blocks: int) -> KVCacheBlocks | None:
+        request_id = request.request_id
+        for group in self._groups:
+            group.drop_unneeded(request_id, request.num_computed_tokens)
+        missing = [group.num_missing(request_id, num_slots) for group in self._groups]
+        if sum(missing) > self.block_pool.get_num_free_blocks() - reserved_blocks:
+            return None
+        return self._extend(request_id, missing)
+
+    def _extend(self, request_id: str, missing: list[int]) -> KVCacheBlocks:
+        groups = zip(self._groups, missing, strict=True)
+        return KVCacheBlocks(tuple(group.extend(request_id, count) for group, count in groups))
 
     def record_lookup(self, request: Request, num_hit_tokens: int) -> None:
         """Count the prefix lookup of a request that was admitted."""

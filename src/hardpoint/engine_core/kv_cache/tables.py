@@ -42,6 +42,10 @@ class BlockTables:
             hit.append(block)
         return hit
 
+    def has_room(self, request_id: str, num_tokens: int) -> bool:
+        """Whether a request's blocks have place for `num_tokens`; it must hold a table."""
+        return num_tokens <= len(self._tables[request_id]) * self.block_size
+
     def num_missing(self, request_id: str, num_tokens: int, num_hit_blocks: int = 0) -> int:
         """Blocks to add to a table (or to a hit, for a new request) so that `num_tokens` have a place."""
         held = len(self._tables.get(request_id, ())) or num_hit_blocks
@@ -56,6 +60,8 @@ class BlockTables:
 
     def extend(self, request_id: str, num_blocks: int) -> list[KVCacheBlock]:
         """Add blocks at the end of a table."""
+        if not num_blocks:
+            return []
         new = self._pool.get_new_blocks(num_blocks)
         self._tables[request_id].extend(new)
         return new

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hardpoint.engine_core.request import Request
 from hardpoint.types.finish import RequestStatus
-from hardpoint.types.sampling_params import RepetitionDetectionParams, SamplingParams
+from hardpoint.types.sampling_params import RepetitionDetectionParams
 
 
 def check_stop(request: Request, max_model_len: int) -> bool:
@@ -18,25 +18,21 @@ def check_stop(request: Request, max_model_len: int) -> bool:
     params = request.sampling_params
     assert params is not None
     num_output = request.num_output_tokens
-    if num_output > params.min_tokens and _ends_with_stop_token(request, params):
-        return True
+    may_end = num_output > params.min_tokens
+    if may_end:
+        last = request.output_token_ids[-1]
+        if last == params.eos_token_id and not params.ignore_eos:
+            request.status = RequestStatus.FINISHED_STOPPED
+            return True
+        if params.stop_token_ids and last in params.stop_token_ids:
+            request.status = RequestStatus.FINISHED_STOPPED
+            request.stop_reason = last
+            return True
     if num_output >= request.max_tokens or request.num_tokens >= max_model_len:
         request.status = RequestStatus.FINISHED_LENGTH_CAPPED
         return True
-    if params.repetition_detection is not None and num_output > params.min_tokens:
+    if may_end and params.repetition_detection is not None:
         return _ends_in_repetition(request, params.repetition_detection)
-    return False
-
-
-def _ends_with_stop_token(request: Request, params: SamplingParams) -> bool:
-    last = request.output_token_ids[-1]
-    if last == params.eos_token_id and not params.ignore_eos:
-        request.status = RequestStatus.FINISHED_STOPPED
-        return True
-    if last in (params.stop_token_ids or ()):
-        request.status = RequestStatus.FINISHED_STOPPED
-        request.stop_reason = last
-        return True
     return False
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from hardpoint.config.arguments import FlagError
-from hardpoint.config.engine_args import AsyncEngineArgs, add_front_end_args, check_front_end_args
+from hardpoint.config.arguments import FlagError, check_refused
+from hardpoint.config.engine_args import AsyncEngineArgs, add_front_end_args
+from hardpoint.config.flags import FLAGS
 from hardpoint.config.sections import DEFAULT_MODEL
 from hardpoint.extensions.boot import boot, set_policy
 from hardpoint.extensions.refs import load_ref
@@ -58,7 +59,7 @@ def _early_policy(words: list[str]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to end; return the exit status."""
     choose_model(args)
-    check_front_end_args(args)
+    check_refused(FLAGS, args)
     return load_ref(_SERVE)(args)
 
 

@@ -12,13 +12,28 @@ import copy
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from hardpoint.config.flags import BOOL, CSV, EACH, FLOAT, INT, JSON, JSONLIST, SIZE, STR, VALUE, WORDS, Flag, reason
+from hardpoint.config.flags import (
+    BOOL,
+    CSV,
+    EACH,
+    FLOAT,
+    INT,
+    JSON,
+    JSONLIST,
+    SIZE,
+    STR,
+    VALUE,
+    WORDS,
+    Flag,
+    Whole,
+    reason,
+)
 from hardpoint.config.sections import Section, near_miss
 from hardpoint.errors import ConfigError
 
@@ -105,6 +120,8 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         return {"type": str, "choices": kind, "metavar": "{" + ",".join(kind) + "}"}
     if isinstance(kind, type):
         return {"type": parse_json, "metavar": "JSON"}
+    if isinstance(kind, Whole):
+        return {"type": _bounded(kind), "metavar": "N"}
     if kind == BOOL:
         return {"action": Switch, "off": flag.default is False}
     if flag.dest == "hf_token":
@@ -183,6 +200,17 @@ def _integer(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
+def _bounded(bounds: Whole) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = _integer(text)
+        if number < bounds.least or (bounds.most is not None and number > bounds.most):
+            limit = f"at least {bounds.least}" if bounds.most is None else f"{bounds.least} to {bounds.most}"
+            raise argparse.ArgumentTypeError(f"{number} is out of range: expected {limit}")
+        return number
+
+    return parse
+
+
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -217,35 +245,40 @@ def _commas(text: str) -> list[str]:
 
 def unfold(parser: argparse.ArgumentParser, words: list[str]) -> list[str]:
     """Rewrite a command line into what argparse knows."""
-    words = _insert_config(parser, words)
-    out: list[str] = []
-    dotted: dict[str, Any] = {}
-    position = 0
-    while position < len(words):
-        word = words[position]
-        position += 1
+    plain, parts = _split_dotted(parser, _insert_config(parser, words))
+    wholes = {option: _take_json(parser, option, plain) for option in dict.fromkeys(part.option for part in parts)}
+    for part in parts:
+        _put(parser, wholes[part.option], part)
+    return [*(f"{option}={json.dumps(whole)}" for option, whole in wholes.items()), *plain]
+
+
+class _Part(NamedTuple):
+    """`--option.key.key value`, with `+` at the end to append."""
+
+    word: str
+    option: str
+    keys: list[str]
+    value: Any
+    append: bool
+
+
+def _split_dotted(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], list[_Part]]:
+    plain: list[str] = []
+    parts: list[_Part] = []
+    queue = iter(words)
+    for word in queue:
         if word == "--":
-            out += words[position - 1 :]
-            break
-        match = _DOTTED.match(word) if word.startswith("-") else None
-        option = _canonical(parser, match[1]) if match else None
+            return [*plain, word, *queue], parts
+        match = _DOTTED.match(word)
+        option = _canonical(parser, match[1]) if match else ""
         if match is None or option not in parser._option_string_actions:
-            out.append(_spell(parser, word))
+            plain.append(_spell(word))
             continue
-        value = match[4]
-        if value is None:
-            if position >= len(words):
-                parser.error(f"{word} expects a value")
-            value = words[position]
-            position += 1
-        # Merged over what the JSON form of the same flag says, whichever comes first.
-        whole = _take_json(parser, str(option), out) if str(option) not in dotted else dotted[str(option)]
-        dotted[str(option)] = whole
-        _put(parser, whole, match[2].split("."), _guess(value), bool(match[3]), word)
-    for option, values in dotted.items():
-        late = _take_json(parser, option, out)
-        out += [f"{option}={json.dumps({**late, **values})}"]
-    return out
+        text = match[4] if match[4] is not None else next(queue, None)
+        if text is None:
+            parser.error(f"{word} expects a value")
+        parts.append(_Part(word, option, match[2].split("."), _guess(text), bool(match[3])))
+    return plain, parts
 
 
 def _canonical(parser: argparse.ArgumentParser, name: str) -> str:
@@ -255,7 +288,7 @@ def _canonical(parser: argparse.ArgumentParser, name: str) -> str:
     return action.option_strings[0] if action is not None and action.option_strings else spelled
 
 
-def _spell(parser: argparse.ArgumentParser, word: str) -> str:
+def _spell(word: str) -> str:
     if re.fullmatch(r"-O[0-3]", word):
         return f"--optimization-level={word[2]}"
     if not word.startswith("--"):
@@ -264,38 +297,45 @@ def _spell(parser: argparse.ArgumentParser, word: str) -> str:
     return "--" + name[2:].replace("_", "-") + equals + value
 
 
-def _take_json(parser: argparse.ArgumentParser, option: str, out: list[str]) -> dict[str, Any]:
-    """Remove `option JSON` from the rewritten words and return its object."""
+def _take_json(parser: argparse.ArgumentParser, option: str, plain: list[str]) -> dict[str, Any]:
+    """Remove every `option JSON` from the words and return the last one's object."""
     names = parser._option_string_actions[option].option_strings
-    for index, word in enumerate(out):
-        name, equals, value = word.partition("=")
-        if name not in names:
-            continue
-        text = value if equals else (out[index + 1] if index + 1 < len(out) else "")
-        del out[index : index + (1 if equals else 2)]
-        try:
-            found = json.loads(text)
-        except ValueError as problem:
-            parser.error(f"{option}: {text!r} is not JSON: {problem}")
-        if not isinstance(found, dict):
-            parser.error(f"{option} {text} and {option}.key cannot be combined")
-        return found
-    return {}
+    found: Any = {}
+    places = [index for index, word in enumerate(plain) if word.partition("=")[0] in names]
+    for index in reversed(places):
+        _, equals, text = plain[index].partition("=")
+        last = index == places[-1]
+        if not equals:
+            text = plain.pop(index + 1) if index + 1 < len(plain) else ""
+        del plain[index]
+        if last:
+            found = _object(parser, option, text)
+    return found
 
 
-def _put(parser: argparse.ArgumentParser, whole: Any, keys: list[str], value: Any, append: bool, word: str) -> None:
-    for key in keys[:-1]:
-        whole = whole.setdefault(key.replace("-", "_"), {})
+def _object(parser: argparse.ArgumentParser, option: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as problem:
+        parser.error(f"{option}: {text!r} is not JSON: {problem}")
+    if not isinstance(found, dict):
+        parser.error(f"{option} {text} and {option}.key cannot be combined")
+    return found
+
+
+def _put(parser: argparse.ArgumentParser, whole: dict[str, Any], part: _Part) -> None:
+    *outer, last = part.keys
+    for key in outer:
+        whole = whole.setdefault(key, {})
         if not isinstance(whole, dict):
-            parser.error(f"{word}: {key} already has a value that is not an object")
-    last = keys[-1].replace("-", "_") if len(keys) == 1 else keys[-1]
-    if not append:
-        whole[last] = value
+            parser.error(f"{part.word}: {key} already has a value that is not an object")
+    if not part.append:
+        whole[last] = part.value
         return
     items = whole.setdefault(last, [])
     if not isinstance(items, list):
-        parser.error(f"{word}: {last} already has a value that is not a list")
-    items += value if isinstance(value, list) else [value]
+        parser.error(f"{part.word}: {last} already has a value that is not a list")
+    items += part.value if isinstance(part.value, list) else [part.value]
 
 
 def _guess(text: str) -> Any:

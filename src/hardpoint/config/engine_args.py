@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hardpoint.config import flags
@@ -61,12 +60,16 @@ if TYPE_CHECKING:
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    _Arguments = dataclasses.make_dataclass("_Arguments", [_field(flag) for flag in (MODEL, *ENGINE_FLAGS)])
+    # The empty __post_init__ makes the generated constructor call that of the class below.
+    _Arguments = dataclasses.make_dataclass(
+        "_Arguments",
+        [_field(flag) for flag in (MODEL, *ENGINE_FLAGS)],
+        namespace={"__post_init__": lambda self: None},
+    )
 
 
-@dataclass
 class EngineArgs(_Arguments):
-    """Engine arguments under vLLM's names; every field is a row of the table of flags.
+    """Engine arguments under vLLM's names; a dataclass whose every field is a row of the table of flags.
 
     Making one loads the general plugins, which may add what the arguments name.
     Raises `UnknownArgument` (a TypeError naming the near miss) and `ConfigError`.
@@ -88,7 +91,7 @@ class EngineArgs(_Arguments):
         load_general_plugins()
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
-            if value != flag.default and not isinstance(value, Section) and not flag.allows(value):
+            if not isinstance(value, Section) and not flag.allows(value):
                 raise ConfigError(
                     f"{flag.dest}={value!r} is refused: {reason(flag)}", code="config-unsupported", fix="leave it out"
                 )
@@ -192,7 +195,6 @@ class EngineArgs(_Arguments):
                 ledger.record("config_write", "config", flag.field, detail=detail)
 
 
-@dataclass
 class AsyncEngineArgs(EngineArgs):
     """Engine arguments of the asynchronous engine."""
 
@@ -217,11 +219,6 @@ def _add_group(parser: Any, title: str, rows: tuple[Flag, ...]) -> None:
     group = parser.add_argument_group(title)
     for row in rows:
         add_flag(group, row)
-
-
-def check_front_end_args(args: argparse.Namespace) -> None:
-    """Refuse what the server cannot do, and fill in the other defaults."""
-    check_refused(_OTHER, args)
 
 
 def _unknown(name: str, known: set[str]) -> ConfigError:

@@ -16,9 +16,19 @@ from hardpoint.config.sections.cache import PrefixCachingHashAlgo
 from hardpoint.config.sections.model import DEFAULT_MODEL, LogprobsMode
 from hardpoint.config.sections.scheduler import SchedulerPolicy
 
-# What a flag's text means. A tuple of strings is a choice, a section class is JSON with its fields.
+# What a flag's text means. A tuple of strings is a choice, a section class is JSON with its fields,
+# a Whole a bounded number; the bounds of other numbers are those of their section's fields.
 STR, INT, SIZE, FLOAT, BOOL = "text", "integer", "size", "number", "switch"
 JSON, VALUE, WORDS, CSV, EACH, JSONLIST = "json object", "json value", "words", "comma list", "repeatable", "json list"
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number within bounds; `most` None = no upper bound."""
+
+    least: int
+    most: int | None = None
+
 
 # Why not.
 LATER = "not supported yet"
@@ -353,7 +363,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--enable-log-requests",        BOOL,  False,  "", "log each request"),
         F("--enable-log-outputs",         BOOL,  False,  "", "log outputs too"),
         F("--enable-log-deltas",          BOOL,  True,   "", "log streamed pieces when outputs are logged"),
-        F("--max-log-len",                INT,   None,   "", "characters or ids of a prompt or output in a log line"),
+        F("--max-log-len",                Whole(0), None,   "", "characters or ids of a prompt or output in a log line"),
         F("--profiler-config",            ProfilerConfig, None, "profiler_config", "JSON: profiler, torch_profiler_dir and so on"),
         F("--cudagraph-metrics",          BOOL,  False,  "observability_config.cudagraph_metrics", "", NEVER + "there are no CUDA graphs"),
         F("--enable-layerwise-nvtx-tracing", BOOL, False, "observability_config.enable_layerwise_nvtx_tracing", "", NEVER + "there is no NVTX"),
@@ -382,7 +392,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
 FRONT_END: dict[str, tuple[Flag, ...]] = {
     "Server": (
         F("--host",                       STR,   None,   "", "address to listen on; default: all"),
-        F("--port",                       INT,   8000,   "", "port to listen on"),
+        F("--port",                       Whole(0, 65535), 8000,   "", "port to listen on"),
         F("--uds",                        STR,   None,   "", "Unix socket to listen on instead"),
         F("--uvicorn-log-level",          ("critical", "error", "warning", "info", "debug", "trace"), "info", "", "log level of the HTTP server"),
         F("--disable-uvicorn-access-log", BOOL,  False,  "", "no line per HTTP request"),
@@ -396,15 +406,15 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
         F("--ssl-certfile",               STR,   None,   "", "TLS certificate"),
         F("--ssl-ca-certs",               STR,   None,   "", "TLS authorities"),
         F("--enable-ssl-refresh",         BOOL,  False,  "", "reload certificates when they change"),
-        F("--ssl-cert-reqs",              INT,   0,      "", "client certificates: 0 none, 1 optional, 2 required"),
+        F("--ssl-cert-reqs",              Whole(0, 2), 0,      "", "client certificates: 0 none, 1 optional, 2 required"),
         F("--ssl-ciphers",                STR,   None,   "", "TLS ciphers"),
         F("--root-path",                  STR,   None,   "", "path of the server behind a proxy"),
         F("--middleware",                 EACH,  [],     "", "dotted path of ASGI middleware; repeatable, in this order"),
         F("--enable-request-id-headers",  BOOL,  False,  "", "X-Request-Id in answers"),
         F("--disable-fastapi-docs",       BOOL,  False,  "", "no /docs and /openapi.json"),
         F("--enable-offline-docs",        BOOL,  False,  "", "local doc assets", LATER),
-        F("--h11-max-incomplete-event-size", INT, 4194304, "", "most bytes of a request's head"),
-        F("--h11-max-header-count",       INT,   256,    "", "most headers of a request"),
+        F("--h11-max-incomplete-event-size", Whole(1), 4194304, "", "most bytes of a request's head"),
+        F("--h11-max-header-count",       Whole(1), 256,    "", "most headers of a request"),
     ),
     "Requests": (
         F("--chat-template",              STR,   None,   "", "chat template: a file, or the template itself"),
@@ -417,7 +427,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
         F("--enable-per-request-metrics", BOOL,  False,  "", "metrics in answers"),
         F("--enable-server-load-tracking", BOOL, False,  "", "count requests for /load"),
         F("--enable-force-include-usage", BOOL,  False,  "", "usage in every stream"),
-        F("--sse-keep-alive-interval",    INT,   0,      "", "seconds between comment lines in quiet streams; 0 = none"),
+        F("--sse-keep-alive-interval",    Whole(0), 0,      "", "seconds between comment lines in quiet streams; 0 = none"),
         F("--enable-tokenizer-info-endpoint", BOOL, False, "", "serve /tokenizer_info"),
         F("--log-error-stack",            BOOL,  None,   "", "log the stack of errors; default: on with VLLM_SERVER_DEV_MODE"),
         F("--fingerprint-mode",           ("full", "hash", "custom", "none"), "full", "", "system_fingerprint of answers"),

@@ -133,10 +133,11 @@ def merge_overrides(values: dict[str, Any], overrides: dict[str, Any], strict: b
     strict  raise `ConfigError` for a key that neither the config nor Hugging Face knows
     Returns the keys that are not known; empty when `strict`.
     """
+    known = KNOWN_KEYS | set(values)
     unknown = _merge(values, overrides, "")
     if unknown and strict:
         name = unknown[0]
-        hint = near_miss(name.rpartition(".")[2], sorted(KNOWN_KEYS | set(values)))
+        hint = near_miss(name.rpartition(".")[2], sorted(known))
         raise ConfigError(
             f"--hf-overrides has the key {name!r}, which the model's config does not have{hint}",
             code="config-hf-overrides",

@@ -80,10 +80,14 @@ def check_supported(config: VllmConfig) -> None:
 
 
 def _check_flag(config: VllmConfig, flag: Flag) -> None:
-    value = _read(config, flag.field)
+    parent, _, name = flag.field.rpartition(".")
+    section = _read(config, parent) if parent else config
+    if section is None:
+        return
+    value, default = getattr(section, name), type(section).__dataclass_fields__[name].default
     if isinstance(value, Section):
         _check_section(flag, value)
-    elif not flag.allows(value) and not _equal(value, _default(config, flag.field)):
+    elif not flag.allows(value) and not _equal(value, default):
         raise _refused(flag.field, value, reason(flag))
 
 
@@ -94,13 +98,6 @@ def _check_section(flag: Flag, section: Section) -> None:
         path = f"{flag.field}.{name}"
         if not name.startswith("_") and path not in _OWN_FLAG and value != getattr(fresh, name):
             raise _refused(path, value, reason(flag))
-
-
-def _default(config: VllmConfig, path: str) -> Any:
-    parent, _, name = path.rpartition(".")
-    section = _read(config, parent) if parent else config
-    field = type(section).__dataclass_fields__.get(name)
-    return None if field is None else field.default
 
 
 def _read(config: Any, path: str) -> Any:

@@ -98,11 +98,11 @@ PLATFORM_HOOKS = (
     PlatformHook("apply_config_platform_defaults",  "while the config is resolved, before options are decided",                               "once per process, idempotent", FE | EC, BUILT),
     PlatformHook("check_and_update_config",         "while the config is resolved, after options are decided",                                "once per process, idempotent", FE | EC, BUILT),
     PlatformHook("register_triton_kernel_overrides", "start of a worker, after the general plugins",                                          "once per worker",           W,         BUILT),
-    PlatformHook("get_device_communicator_cls",     "init_device, when a group of several ranks is made",                                     "once per group",            W,         BUILT),
+    PlatformHook("get_device_communicator_cls",     "init_device, when a group of several ranks is made",                                     "once per group",            W,         PLANNED),
     PlatformHook("get_attn_backend_cls",            "load_model, when an attention layer asks for its backend",                               "once per set of arguments", W,         BUILT),
     PlatformHook("update_block_size_for_backend",   "right after load_model",                                                                 "once per worker",           W,         BUILT),
     PlatformHook("get_kv_cache_config_builder_cls", "when the KV cache is planned",                                                           "once",                      EC,        BUILT),
-    PlatformHook("import_kernels",                  "before the first kernel is used",                                                        "once per process",          W,         BUILT),
+    PlatformHook("import_kernels",                  "when a plugin imports vllm._custom_ops",                                                 "once per process",          ALL,       BUILT),
 )
 # fmt: on
 

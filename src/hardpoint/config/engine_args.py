@@ -77,7 +77,7 @@ class EngineArgs(_Arguments):
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         """Refuse unknown keywords before the generated constructor does, with the near miss."""
-        known = {field.name for field in dataclasses.fields(cls)}
+        known = _names(cls)
         for name in values:
             if name not in known:
                 raise _unknown(name, known)
@@ -126,7 +126,7 @@ class EngineArgs(_Arguments):
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Take the engine's flags out of parsed arguments. Raises `FlagError` for what is refused."""
         check_refused(ENGINE_FLAGS, args)
-        names = {field.name for field in dataclasses.fields(cls)}
+        names = _names(cls)
         return cls(**{name: value for name, value in vars(args).items() if name in names})
 
     # -- configuration -----------------------------------------------------------------------------
@@ -229,6 +229,10 @@ def _unknown(name: str, known: set[str]) -> ConfigError:
         )
     text = f"there is no engine argument {name!r}{near_miss(name, known)}"
     return UnknownArgument(text, code="config-unknown-argument")
+
+
+def _names(cls: Any) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}
 
 
 def _use(context: Any) -> str:

@@ -9,7 +9,29 @@ from hardpoint.contracts.worker import WorkerBase, WorkerWrapperBase
 from hardpoint.errors import ConfigError, StartError
 from hardpoint.extensions.rows import Role
 
-SECTIONS = "model cache lora load scheduler device speculative observability kv_transfer compilation".split()
+SECTIONS = [
+    "model",
+    "cache",
+    "lora",
+    "load",
+    "scheduler",
+    "device",
+    "speculative",
+    "observability",
+    "kv_transfer",
+    "compilation",
+]
+    "model",
+    "cache",
+    "lora",
+    "load",
+    "scheduler",
+    "device",
+    "speculative",
+    "observability",
+    "kv_transfer",
+    "compilation",
+]
 
 
 class Platform:

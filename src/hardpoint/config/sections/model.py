@@ -200,8 +200,10 @@ class ModelConfig(Section):
         return sum(kind == block_type for kind in kinds[start:end])
 
     def get_sliding_window(self) -> int | None:
-        """Width of the attention window in tokens, None for full attention."""
+        """Width of the attention window in tokens; None for full attention, or if only some layers have it."""
         if getattr(self.hf_text_config, "use_sliding_window", True) is False:
+            return None
+        if "full_attention" in (getattr(self.hf_text_config, "layer_types", None) or ()):
             return None
         return getattr(self.hf_text_config, "sliding_window", None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,18 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     write_tiny_llama(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a folder like `tiny_llama` whose config.json says something else; `make(num_hidden_layers=1)`."""
+
+    def make(**changes: Any) -> Path:
+        folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+        write_tiny_llama(folder, **changes)
+        return folder
+
+    return make
 
 
 def write_tiny_llama(folder: Path, **changes: Any) -> None:

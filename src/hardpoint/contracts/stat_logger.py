@@ -16,9 +16,10 @@ class StatLoggerBase(ABC):
     """Receives the statistics of one engine.
 
     Built   in the front end, once per engine index, after the engine has started.
-    Called  log_engine_initialized: once. record: after each batch of engine outputs.
-            log: every VLLM_LOG_STATS_INTERVAL seconds. All on the event loop, by one task at a time.
-    Blocks  nothing may: requests wait while it runs.
+    Called  log_engine_initialized: once. record: after each batch of engine outputs, on the event loop.
+            log: every VLLM_LOG_STATS_INTERVAL seconds, on a thread of the logger's own. Never two at
+            a time: steps that end while log runs are recorded afterwards, in order.
+    Blocks  record must not: requests wait while it runs. log may.
     Fault   what the constructor raises stops the start. What a method raises is logged and counted;
             a logger that keeps raising is switched off, and requests go on.
     """

@@ -68,8 +68,8 @@ def _vllm_config(tokenizer: Tokenizer, **changes: Any) -> Any:
     model = SimpleNamespace(
         model=MODEL, served_model_name=[MODEL, "alias"], max_model_len=CONTEXT, skip_tokenizer_init=False,
         max_logprobs=20, revision=None, dtype="float32", quantization=None, hf_config=SimpleNamespace(),
-        logits_processors=None, get_vocab_size=lambda: len(tokenizer), get_diff_sampling_param=dict, try_get_generation_config=dict,
-        runner_type="generate",
+        logits_processors=None, get_vocab_size=lambda: len(tokenizer), get_diff_sampling_param=dict,
+        try_get_generation_config=dict, runner_type="generate",
     )  # fmt: skip
     config = SimpleNamespace(
         model_config=model,

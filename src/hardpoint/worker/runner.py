@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _WARM_UP_ID = "warm-up"
-_WARM_UP_TOKENS = 32
+_WARM_UP_TOKENS = 8
 
 
 class _OpenStep(NamedTuple):

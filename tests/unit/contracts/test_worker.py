@@ -9,7 +9,7 @@ from hardpoint.contracts.worker import WorkerBase, WorkerWrapperBase
 from hardpoint.errors import ConfigError, StartError
 from hardpoint.extensions.rows import Role
 
-SECTIONS = [
+SECTIONS = (
     "model",
     "cache",
     "lora",
@@ -20,18 +20,7 @@ SECTIONS = [
     "observability",
     "kv_transfer",
     "compilation",
-]
-    "model",
-    "cache",
-    "lora",
-    "load",
-    "scheduler",
-    "device",
-    "speculative",
-    "observability",
-    "kv_transfer",
-    "compilation",
-]
+)
 
 
 class Platform:

@@ -74,6 +74,7 @@ class Job:
         self.output, self.computed, self.started, self.error = [], 0, False, None
         self.logprobs, self.prompt_logprobs = [], None
         self.preemptions_left = 3
+        self.blocks = []
 
     @property
     def known(self):
@@ -94,10 +95,13 @@ class Driver:
     """Runs jobs on a runner with random chunks, pauses and preemptions.
 
     slots  most jobs running at once    chunk  most tokens of a job in a step
+    block_size, num_blocks  of the KV cache, for models that have one
     """
 
-    def __init__(self, runner, seed=0, slots=8, chunk=5, unrest=0.15):
+    def __init__(self, runner, seed=0, slots=8, chunk=5, unrest=0.15, block_size=None, num_blocks=0):
         self.runner, self.random = runner, random.Random(seed)
+        self.block_size, self.free_blocks = block_size, list(range(1, num_blocks))
+        self.random.shuffle(self.free_blocks)
         self.slots, self.chunk, self.unrest = slots, chunk, unrest
         self.waiting, self.running, self.finished, self.outputs = [], [], set(), []
 
@@ -112,6 +116,7 @@ class Driver:
         preempted = [job for job in self.running if job.preemptions_left and self.random.random() < self.unrest]
         for job in preempted:
             job.preemptions_left -= 1
+            self._free(job)
             self.running.remove(job)
             self.waiting.insert(0, job)
             job.computed = 0
@@ -128,8 +133,9 @@ class Driver:
                 self._add_cached(cached, job, counts)
             else:
                 job.started = True
-                new.append(NewRequestData(job.req_id, job.prompt, [], job.params, None, (), 0, None))
                 counts[job.req_id] = self._count(job)
+                blocks = self._allocate(job, counts)
+                new.append(NewRequestData(job.req_id, job.prompt, [], job.params, None, blocks, 0, None))
         if counts:
             self._take(self.runner.execute_model(self._plan(new, cached, counts, preempted)), counts)
 
@@ -139,9 +145,23 @@ class Driver:
     def _add_cached(self, cached, job, counts):
         counts[job.req_id] = self._count(job)
         cached.req_ids.append(job.req_id)
-        cached.new_block_ids.append(() if job.req_id in cached.resumed_req_ids else None)
+        blocks = self._allocate(job, counts)
+        cached.new_block_ids.append(blocks if any(blocks) or job.req_id in cached.resumed_req_ids else None)
         cached.num_computed_tokens.append(job.computed)
         cached.num_output_tokens.append(len(job.output))
+
+    def _allocate(self, job, counts):
+        """The blocks a job gets for its tokens of this step, per KV cache group."""
+        if self.block_size is None:
+            return ()
+        missing = -(-(job.computed + counts[job.req_id]) // self.block_size) - len(job.blocks)
+        fresh = [self.free_blocks.pop() for _ in range(missing)]
+        job.blocks += fresh
+        return (fresh,)
+
+    def _free(self, job):
+        self.free_blocks = job.blocks + self.free_blocks
+        job.blocks = []
 
     def _plan(self, new, cached, counts, preempted):
         plan = SchedulerOutput.make_empty()
@@ -173,6 +193,7 @@ class Driver:
         for job in [job for job in self.running if job.ended]:
             self.running.remove(job)
             self.finished.add(job.req_id)
+            self._free(job)
 
 
 def greedy(**params) -> SamplingParams:

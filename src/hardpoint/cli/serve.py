@@ -6,14 +6,16 @@ import argparse
 from typing import Any
 
 from hardpoint.config.arguments import FlagError, check_refused
-from hardpoint.config.engine_args import AsyncEngineArgs, add_front_end_args
+from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs, add_front_end_args
 from hardpoint.config.flags import FLAGS
 from hardpoint.config.sections import DEFAULT_MODEL
+from hardpoint.errors import PluginError
 from hardpoint.extensions.boot import boot, set_policy
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
-from hardpoint.log import configure
+from hardpoint.log import configure, init_logger
 
+logger = init_logger(__name__)
 _SERVE = "hardpoint.processes.front_end:serve"
 _POLICY = "--plugin-policy"
 
@@ -21,8 +23,9 @@ _POLICY = "--plugin-policy"
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `serve` command. Loads the general plugins: they and the platform may add flags."""
     configure("front end")
-    _early_policy(getattr(subparsers, "words", []))
-    boot(Role.FRONT_END)
+    words = getattr(subparsers, "words", [])
+    _early_policy(words)
+    booted = _boot(words)
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
         help="serve a model over the OpenAI API",
@@ -41,9 +44,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     # Taken out of the words before argparse sees them; declared for the help only.
     del parser._option_string_actions["--config"]
     add_front_end_args(parser)
-    AsyncEngineArgs.add_cli_args(parser)
+    (AsyncEngineArgs if booted else EngineArgs).add_cli_args(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def _boot(words: list[str]) -> bool:
+    """Load the plugins; one that fails stops the command, but not its help, which is then without its flags."""
+    try:
+        boot(Role.FRONT_END)
+    except PluginError as error:
+        if not {"-h", "--help"} & set(words):
+            raise
+        logger.error("this help lacks what plugins add: %s", error)
+        return False
+    return True
 
 
 def _early_policy(words: list[str]) -> None:

@@ -42,7 +42,7 @@ def plan_kv_cache(vllm_config: VllmConfig, executor: Executor) -> KVCacheConfig:
 
 def is_length_open(vllm_config: VllmConfig) -> bool:
     """Whether `--max-model-len auto` leaves the length to memory."""
-    return getattr(vllm_config.model_config, "original_max_model_len", None) == -1
+    return vllm_config.model_config.original_max_model_len == -1
 
 
 def _choose_max_model_len(

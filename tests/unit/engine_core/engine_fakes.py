@@ -128,7 +128,7 @@ def make_config(
     scheduler.setdefault("max_num_batched_tokens", 32)
     scheduler.setdefault("max_num_seqs", 8)
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=max_model_len),
+        model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=None),
         scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),
         cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
         parallel_config=SimpleNamespace(world_size=1, distributed_executor_backend=None),

@@ -13,6 +13,7 @@ from hardpoint.errors import PluginError
 from hardpoint.extensions.boot import boot, set_policy
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
+from hardpoint.links.strays import mark_run
 from hardpoint.log import configure, init_logger
 
 logger = init_logger(__name__)
@@ -51,6 +52,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def _boot(words: list[str]) -> bool:
     """Load the plugins; one that fails stops the command, but not its help, which is then without its flags."""
+    # Whatever plugins start from here on must be found again when the server ends.
+    mark_run()
     try:
         boot(Role.FRONT_END)
     except PluginError as error:

@@ -6,6 +6,7 @@ inherits the mark. Linux only: elsewhere other users' tools have to do.
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import signal
@@ -16,10 +17,26 @@ _VARIABLE = "HARDPOINT_RUN_ID"
 _GRACE_S = 1.0
 
 
+_marked_by: dict[int, str] = {}
+
+
 def mark_run() -> str:
-    """Mark what this process starts from now on; returns the mark. For servers, not for a user's script."""
-    os.environ[_VARIABLE] = secrets.token_hex(8)
-    return os.environ[_VARIABLE]
+    """Mark what this process starts from now on; returns the mark.
+
+    For servers, not for a user's script. A second call changes nothing; a server started by
+    another server's plugin gets a mark of its own. What carries the mark is ended with this process.
+    """
+    pid = os.getpid()
+    if pid not in _marked_by:
+        _marked_by[pid] = secrets.token_hex(8)
+        atexit.register(_end_at_exit, pid)
+    os.environ[_VARIABLE] = _marked_by[pid]
+    return _marked_by[pid]
+
+
+def _end_at_exit(pid: int) -> None:
+    if os.getpid() == pid:  # Not in a process forked from it.
+        end_strays()
 
 
 def end_strays() -> int:

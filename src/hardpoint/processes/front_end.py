@@ -60,8 +60,8 @@ def serve(args: Namespace) -> int:
 def _serve(args: Namespace, signals: StopSignals) -> int:
     _refuse(args)
     with contextlib.closing(listen(args)) as listener:
-        boot(Role.FRONT_END)
         mark_run()
+        boot(Role.FRONT_END)
         engine = _start_engine(args)
         try:
             return _run(args, listener, engine, signals)

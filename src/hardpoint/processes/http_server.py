@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -13,7 +14,9 @@ import uvicorn
 
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
+from hardpoint.front_end.server.http_limits import http_protocol
 from hardpoint.front_end.server.settings import ServerSettings
+from hardpoint.front_end.server.tls import refresh_certificates
 from hardpoint.log import attach
 
 
@@ -41,7 +44,7 @@ class HttpServer:
     """Serves an ASGI application until `stop`."""
 
     def __init__(self, app: Any, args: Namespace, sock: socket.socket) -> None:
-        settings = ServerSettings.from_args(args)
+        settings = self._settings = ServerSettings.from_args(args)
         self._socket = sock
         self._config = _config(app, settings)
         self._server = _Uvicorn(self._config)
@@ -49,7 +52,15 @@ class HttpServer:
 
     async def serve(self) -> None:
         """Take requests; returns once stopped and every response is written or cut."""
-        await self._server.serve(sockets=[self._socket])
+        self._config.load()
+        refreshing = None
+        if self._settings.enable_ssl_refresh and self._config.ssl is not None:
+            refreshing = asyncio.create_task(refresh_certificates(self._config.ssl, self._settings))
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            if refreshing is not None:
+                refreshing.cancel()
 
     def stop(self, flush_s: int) -> None:
         """Take no more requests; responses under way get `flush_s` seconds."""
@@ -78,7 +89,7 @@ def _config(app: Any, settings: ServerSettings) -> uvicorn.Config:
         log_level=settings.uvicorn_log_level,
         access_log=not settings.disable_uvicorn_access_log,
         timeout_keep_alive=envs.VLLM_HTTP_TIMEOUT_KEEP_ALIVE,
-        h11_max_incomplete_event_size=settings.h11_max_incomplete_event_size,
+        http=http_protocol(settings),
         server_header=False,
         **tls,
     )

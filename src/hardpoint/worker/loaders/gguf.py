@@ -125,8 +125,10 @@ def _stored(file: GGUFFile, info: TensorInfo, path: str, order: npt.NDArray[np.i
             f"{path}: tensor {info.name!r} has {len(info.shape)} dimensions, this kind of model has at most 2",
             code="model-tensor",
         )
-    rows = info.shape[0] if len(info.shape) == 2 else 1
-    return StoredTensor(file.data(info).reshape(rows, -1), info.shape, _decoder(kind), order)
+    if len(info.shape) == 1:
+        vector = StoredTensor(file.data(info).reshape(1, -1), info.shape, _decoder(kind))
+        return vector if order is None else vector.numbers()[torch.from_numpy(order)]
+    return StoredTensor(file.data(info).reshape(info.shape[0], -1), info.shape, _decoder(kind), order)
 
 
 def _decoder(kind: GGMLType) -> Any:

@@ -78,8 +78,7 @@ class LoggingStatLogger(StatLoggerBase):
         """Say how much cache there is."""
         cache = self.vllm_config.cache_config
         if cache.num_gpu_blocks:
-            tokens = cache.num_gpu_blocks * (cache.block_size or 0)
-            logger.info("%sKV cache of %d blocks, %d tokens", self.log_prefix, cache.num_gpu_blocks, tokens)
+            logger.debug("%sKV cache of %d blocks", self.log_prefix, cache.num_gpu_blocks)
 
 
 class AggregatedLoggingStatLogger(LoggingStatLogger, AggregateStatLoggerBase):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hardpoint.config.sections import Section, VllmConfig
-from hardpoint.extensions.ledger import BUILT_IN, Origin, acting_plugin, ledger
+from hardpoint.extensions.ledger import BUILT_IN, Origin, acting_plugin, current_origin, ledger
 from hardpoint.log import init_logger
 
 logger = init_logger(__name__)
@@ -90,7 +90,7 @@ class Draft:
             logger.warning("%s; other processes do not see it", text)
 
     def _note(self, path: str, old: Any, new: Any, author: Origin | None = None) -> Origin:
-        author = author or acting_plugin() or BUILT_IN
+        author = author or acting_plugin() or (current_origin() if self.sealed else BUILT_IN)
         step = self.step or ("after sealing" if self.sealed else "outside the steps")
         self.writes.append((path, step))
         detail = f"{_short(old)} -> {_short(new)} in step {step!r}"

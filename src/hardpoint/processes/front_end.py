@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,8 @@ def _start_engine(args: Namespace) -> AsyncLLM:
     # anything of the engine core may run; ours does not.
     built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
     process = EngineProcess(preload_for(engine_args)) if built_in else None
+    # While the engine core imports torch, and later while we wait for its model.
+    threading.Thread(target=_import_server, name="import", daemon=True).start()
     try:
         vllm_config = engine_args.create_engine_config("server")
         engine_class = load_ref(_ASYNC_LLM)
@@ -100,6 +103,13 @@ def _start_engine(args: Namespace) -> AsyncLLM:
         if process is not None:
             process.abandon()
         raise
+
+
+def _import_server() -> None:
+    for ref in (_ASYNC_LLM, _HTTP_SERVER, _BUILD_APP):
+        # An error shows where the thing is used.
+        with contextlib.suppress(Exception):
+            load_ref(ref)
 
 
 def _run(args: Namespace, listener: Listener, engine: AsyncLLM, signals: StopSignals) -> int:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from hardpoint import platforms
 from hardpoint.config.current import get_current_vllm_config_or_none
 from hardpoint.contracts.attention_backend import AttentionBackend, AttentionSelectorConfig, AttentionType
 from hardpoint.contracts.platform import Platform
 from hardpoint.errors import ConfigError
 from hardpoint.log import init_logger
-from hardpoint.platforms import current_platform
 from hardpoint.worker.attention.registry import AttentionBackendEnum, backend_class
 
 logger = init_logger(__name__)
@@ -52,7 +52,7 @@ def get_attn_backend(
         use_kv_connector=config is not None and config.kv_transfer_config is not None,
     )
     chosen = _chosen_member(config.attention_config.backend if config is not None else None)
-    return _ask(current_platform, chosen, facts, num_heads)
+    return _ask(platforms.current_platform, chosen, facts, num_heads)
 
 
 def _chosen_member(name: Any) -> AttentionBackendEnum | None:

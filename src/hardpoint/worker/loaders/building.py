@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hardpoint import platforms
 from hardpoint.config.draft import writing
 from hardpoint.config.sections import LoadConfig, ModelConfig, VllmConfig
 from hardpoint.contracts.attention_backend import AttentionLayerBase
 from hardpoint.contracts.model_loader import BaseModelLoader
 from hardpoint.contracts.quantization import QuantizeMethodBase
 from hardpoint.log import init_logger
-from hardpoint.platforms import current_platform
 from hardpoint.worker.loaders.registry import get_model_loader
 from hardpoint.worker.models.building import initialize_model
 from hardpoint.worker.quantization.resolve import get_quant_config
@@ -76,7 +76,7 @@ def process_weights_after_loading(model: nn.Module, model_config: ModelConfig, t
 
 
 def _device(load_config: LoadConfig) -> torch.device:
-    return torch.device(load_config.device or current_platform.device_type)
+    return torch.device(load_config.device or platforms.current_platform.device_type)
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:

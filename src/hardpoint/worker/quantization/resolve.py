@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from hardpoint import platforms
 from hardpoint.config.model_facts import read_json
 from hardpoint.config.sections import LoadConfig, ModelConfig
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.registry import registry
-from hardpoint.platforms import current_platform
 from hardpoint.worker.quantization.registry import get_quantization_config
 
 
@@ -26,7 +26,7 @@ def get_quant_config(model_config: ModelConfig, load_config: LoadConfig) -> Quan
     method = _method(model_config, stated)
     if method is None:
         return None
-    current_platform.verify_quantization(method)
+    platforms.current_platform.verify_quantization(method)
     cls = get_quantization_config(method)
     config = cls.from_config(_settings(cls, stated, model_config))
     _check_device(config, method)
@@ -82,7 +82,7 @@ def _settings(
 
 
 def _check_device(config: QuantizationConfig, method: str) -> None:
-    capability = current_platform.get_device_capability()
+    capability = platforms.current_platform.get_device_capability()
     if capability is not None and capability.to_int() < config.get_min_capability():
         raise ConfigError(
             f"The quantization method {method} is not supported for the current GPU. "

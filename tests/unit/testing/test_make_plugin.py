@@ -32,8 +32,8 @@ def test_folders_come_in_order_before_the_path_there_was(tmp_path, monkeypatch):
 
 def test_metadata_is_complete(tmp_path):
     make_plugin(tmp_path, "p-one", "", {"a.b": {"x": "m:f", "y": "m:g"}, "c.d": {"z": "m"}})
-    (found,) = importlib.metadata.distributions(path=[str(tmp_path)])
-    assert found.metadata["Name"] == "p-one"
+    (found,) = importlib.metadata.distributions(name="p-one", path=[str(tmp_path)])
+    assert found.version == "1.0"
     assert {(e.group, e.name, e.value) for e in found.entry_points} == {
         ("a.b", "x", "m:f"),
         ("a.b", "y", "m:g"),

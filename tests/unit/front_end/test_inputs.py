@@ -213,6 +213,12 @@ def test_end_tokens_come_from_tokenizer_and_generation_config(smollm2):
     assert deaf.all_stop_token_ids == {2, 7, 9}
 
 
+def test_end_tokens_a_gguf_file_names_end_answers_too(smollm2, monkeypatch):
+    monkeypatch.setattr(smollm2, "end_token_ids", frozenset({2, 11}))
+    settled = process(InputProcessor(config(), smollm2, [])).sampling_params
+    assert (settled.eos_token_id, settled.stop_token_ids) == (2, [11])
+
+
 def test_bad_words_become_ids(processor):
     settled = process(processor, params=SamplingParams(bad_words=["world"])).sampling_params
     tokenizer = processor.tokenizer

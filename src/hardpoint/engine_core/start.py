@@ -15,12 +15,14 @@ from hardpoint.engine_core.kv_cache.planning import (
     load_builder,
 )
 from hardpoint.errors import ConfigError, PluginError
-from hardpoint.extensions.refs import ref_of
+from hardpoint.extensions.refs import load_ref, ref_of
 from hardpoint.log import init_logger
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
 
+# Not imported: an import would choose the platform before the process has booted.
+_PLATFORM = "hardpoint.platforms:current_platform"
 logger = init_logger(__name__)
 
 
@@ -29,6 +31,7 @@ def plan_kv_cache(vllm_config: VllmConfig, executor: Executor) -> KVCacheConfig:
 
     ConfigError when memory does not suffice for one request.
     """
+    load_ref(_PLATFORM).register_custom_kv_cache_specs(vllm_config)
     specs = executor.get_kv_cache_specs()
     available = executor.determine_available_memory() if any(specs) else [0] * len(specs)
     if is_length_open(vllm_config):

@@ -93,7 +93,7 @@ class FakeRunner:
 
     def _write(self, request_id: str, count: int, written: dict[tuple[int, int], str]) -> None:
         tokens, start = self.tokens[request_id], self.computed[request_id]
-        assert 0 < count
+        assert count > 0
         assert start + count <= len(tokens)
         for position in range(start, start + count):
             block = self.tables[request_id][position // self.block_size]

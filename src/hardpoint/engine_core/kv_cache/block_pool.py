@@ -151,9 +151,16 @@ class BlockPool:
                 self._free.append(block)
 
     def cache_block(self, block: KVCacheBlock, key: BlockKey) -> None:
-        """Make a full block findable. Of two blocks with the same content the first stays findable."""
-        if block.key is None and self._cached.setdefault(key, block) is block:
-            block.key = key
+        """Make a full block findable. Of two blocks with the same content, one that is in use is found."""
+        if block.key is not None:
+            return
+        known = self._cached.get(key)
+        if known is not None:
+            if known.ref_cnt:
+                return
+            known.key = None  # Free already, so it would be gone sooner.
+        self._cached[key] = block
+        block.key = key
 
     def uncache(self, blocks: Iterable[KVCacheBlock]) -> None:
         """Make blocks unfindable, e.g. because what they hold is wrong."""

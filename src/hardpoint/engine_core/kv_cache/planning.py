@@ -178,8 +178,8 @@ def check_one_request_fits(
     fits = longest_fitting(vllm_config, group, num_blocks)
     shorter = f", or lower --max-model-len to {fits} or less (auto picks what fits)" if fits else ""
     raise ConfigError(
-        f"one request of max_model_len={max_model_len} tokens needs {_gib(needed * page)} of KV cache, "
-        f"but {_gib(max(0, min(available_memory)))} are available",
+        f"one request of max_model_len={max_model_len} tokens needs {_size(needed * page)} of KV cache, "
+        f"but {_size(max(0, min(available_memory)))} are available",
         code="kv-cache-memory",
         fix="raise --kv-cache-memory-bytes (on a CPU also VLLM_CPU_KVCACHE_SPACE) or --gpu-memory-utilization"
         + shorter,
@@ -238,5 +238,5 @@ def describe_plan(vllm_config: VllmConfig, plan: KVCacheConfig) -> tuple[int, fl
     return usable * plan.kv_cache_groups[0].kv_cache_spec.block_size // len(plan.kv_cache_groups), concurrency
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.2f} MiB"

@@ -139,6 +139,10 @@ VARIABLES = (
     Variable("VLLM_ENABLE_RESPONSES_API_STORE", _flag, False, "keep responses for GET"),
     Variable("VLLM_ENABLE_COHERE_API", _flag, False, "adds /cohere/v2/chat"),
     Variable("VLLM_SYSTEM_START_DATE", str, None, "fixed date in Harmony prompts"),
+    Variable("VLLM_TRACE_FUNCTION", _flag, False, "function trace"),
+    Variable("VLLM_NIXL_SIDE_CHANNEL_HOST", str, "localhost", "connector address"),
+    Variable("VLLM_NIXL_SIDE_CHANNEL_PORT", int, 5600, "connector port"),
+    Variable("VLLM_USE_RUST_FRONTEND", _flag, False, "other front end"),
     Variable("HARDPOINT_PLUGINS_DENY", _words, None, "comma list of plugin names that must not load, whatever VLLM_PLUGINS says"),
     Variable("HARDPOINT_PLUGIN_POLICY", _choice("compatible", "strict"), "compatible", "compatible, or strict: every plugin skip stops the process"),
     Variable("HARDPOINT_MAX_BODY_MB", int, 64, "largest request body, in MiB; 413 beyond"),
@@ -147,6 +151,27 @@ VARIABLES = (
     Variable("VLLM_ATTENTION_BACKEND", str, None, "attention backend name; the flag wins"),
 )
 # fmt: on
+
+# What they ask for is what happens anyway: no banner, no usage report, children by exec, nothing compiled.
+ALWAYS_SO = frozenset({
+    "VLLM_DISABLE_LOG_LOGO", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_DISABLE_COMPILE_CACHE",
+})  # fmt: skip
+
+# vLLM's variables that this version knows and does not read; setting one is told in a warning.
+UNREAD = frozenset({
+    "VLLM_ASSETS_CACHE", "VLLM_AUDIO_FETCH_TIMEOUT", "VLLM_BATCH_INVARIANT", "VLLM_CONFIG_ROOT", "VLLM_CPU_ATTN_SPLIT_KV",
+    "VLLM_CPU_INT4_W4A8", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "VLLM_DISABLED_KERNELS", "VLLM_DP_MASTER_IP",
+    "VLLM_DP_MASTER_PORT", "VLLM_DP_RANK", "VLLM_DP_SIZE", "VLLM_ENABLE_COHERE_API", "VLLM_ENABLE_RESPONSES_API_STORE",
+    "VLLM_ENFORCE_STRICT_TOOL_CALLING", "VLLM_FLOAT32_MATMUL_PRECISION", "VLLM_HOST_IP", "VLLM_IMAGE_FETCH_TIMEOUT",
+    "VLLM_KV_CACHE_LAYOUT", "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "VLLM_LOG_BATCHSIZE_INTERVAL", "VLLM_LOOPBACK_IP",
+    "VLLM_MAX_AUDIO_CLIP_FILESIZE_MB", "VLLM_MAX_MEDIA_DOWNLOAD_SIZE_MB", "VLLM_MEDIA_CONNECTOR",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS", "VLLM_MODEL_REDIRECT_PATH", "VLLM_MQ_MAX_CHUNK_BYTES_MB",
+    "VLLM_MSGPACK_ZERO_COPY_THRESHOLD", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_PORT",
+    "VLLM_RAISE_ON_LOGIT_NANS", "VLLM_REGEX_COMPILATION_TIMEOUT_S", "VLLM_SYSTEM_START_DATE",
+    "VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS", "VLLM_TRACE_FUNCTION", "VLLM_TUNED_CONFIG_FOLDER", "VLLM_USAGE_SOURCE",
+    "VLLM_USE_MODELSCOPE", "VLLM_USE_RUST_FRONTEND", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_VIDEO_FETCH_TIMEOUT",
+    "VLLM_VIDEO_LOADER_BACKEND", "VLLM_WORKER_MULTIPROC_METHOD", "VLLM_XGRAMMAR_CACHE_MB",
+})  # fmt: skip
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 

@@ -13,7 +13,7 @@ from hardpoint.config.hf_config import HFConfig, complete, merge_overrides, text
 from hardpoint.config.model_files import model_kind
 from hardpoint.config.sections import near_miss
 from hardpoint.errors import ConfigError, ModelFileError
-from hardpoint.extensions.refs import parse_ref
+from hardpoint.extensions.refs import load_ref, parse_ref
 from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
 
@@ -24,6 +24,7 @@ logger = init_logger(__name__)
 MAX_JSON_BYTES = 64 << 20
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_MODELS = "hardpoint.worker.models.registry:ModelRegistry"
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -141,20 +142,20 @@ def _check_facts(config: HFConfig, origin: Path) -> None:
 def check_architecture(architectures: list[str], overrides: dict[str, str], auto_map: Any, origin: str) -> str:
     """Return the first class name that something here can run.
 
-    overrides  model_class_overrides, class name -> "module:Class"
+    overrides  model_class_overrides, class name -> "module:Class"; registered in this process
     auto_map   the model's own code, which is not run
     Raises `ConfigError` naming what is supported.
     """
-    known = registry("models")
     for reference in overrides.values():
         parse_ref(reference)
-    for name in architectures:
-        if name in overrides or name in known:
-            if auto_map and known.get(name) is not None:
-                logger.info("%s carries code of its own, which is not run: %s is used", origin, name)
-            return name
-    listed = ", ".join(architectures)
-    supported = sorted({*known.names(), *overrides})
+    models = load_ref(_MODELS)
+    models.register_overrides(overrides)
+    found = models.candidates(architectures)
+    if found:
+        if auto_map and registry("models").entry(found[0]).built_in:
+            logger.info("%s carries code of its own, which is not run: %s is used", origin, found[0])
+        return found[0]
+    listed, supported = ", ".join(architectures), sorted(registry("models").names())
     if auto_map:
         raise ConfigError(
             f"{origin}: {listed} is implemented only by code in the model's repository, which is never run: "

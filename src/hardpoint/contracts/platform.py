@@ -12,7 +12,7 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hardpoint.env import VARIABLES
+from hardpoint.env import UNREAD, VARIABLES
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.refs import load_ref
 from hardpoint.log import init_logger
@@ -330,7 +330,12 @@ class Platform(metaclass=_PlatformType):
 
     @classmethod
     def validate_environ(cls, hard_fail: bool) -> None:
-        """Look at the VLLM_* variables of the process; unknown ones are a warning, or `ConfigError` if `hard_fail`."""
+        """Look at the VLLM_* variables of the process.
+
+        One that nothing reads here is a warning; an unknown one too, or a `ConfigError` if `hard_fail`.
+        """
+        for name in sorted(UNREAD & os.environ.keys()):
+            logger.warning("environment variable %s is set, but this version does not read it", name)
         unknown = sorted(
             name
             for name in os.environ

@@ -197,9 +197,14 @@ def test_the_parser_hook_gets_the_parser(probe):
 def test_unknown_environment_variables(create, monkeypatch, caplog):
     monkeypatch.setenv("VLLM_LOGING_LEVEL", "DEBUG")
     monkeypatch.setenv("VLLM_PLUGIN_MINE", "1")
+    monkeypatch.setenv("VLLM_USE_MODELSCOPE", "1")
     with pytest.raises(ConfigError, match="VLLM_LOGING_LEVEL is not known; did you mean VLLM_LOGGING_LEVEL"):
         create(fail_on_environ_validation=True)
+    monkeypatch.setattr(logging.getLogger("hardpoint"), "propagate", True)
     create()
+    assert "VLLM_LOGING_LEVEL is not known; did you mean VLLM_LOGGING_LEVEL" in caplog.text
+    assert "VLLM_USE_MODELSCOPE is set, but this version does not read it" in caplog.text
+    assert "VLLM_PLUGIN_MINE" not in caplog.text
 
 
 def test_plugin_settings_from_a_mapping():

@@ -237,11 +237,10 @@ def test_damage_anywhere_never_crashes(model):
     data = model.read_bytes()
     end = min(info.offset for info in GGUFFile.open(model).tensors.values())
     for offset in range(end):
-        for value in (0x00, 0xFF, 0x80):
-            damaged = bytearray(data)
-            damaged[offset] = value
-            model.write_bytes(damaged)
-            try:
-                GGUFFile.open(model)
-            except ModelFileError:
-                continue
+        damaged = bytearray(data)
+        damaged[offset] = (0xFF, 0x80, 0x00)[offset % 3]
+        model.write_bytes(damaged)
+        try:
+            GGUFFile.open(model)
+        except ModelFileError:
+            continue

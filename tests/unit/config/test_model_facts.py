@@ -163,12 +163,14 @@ def test_another_file_is_not_a_model(tmp_path):
 def test_first_supported_architecture_is_chosen():
     assert check_architecture(["LlamaForCausalLM"], {}, None, "m") == "LlamaForCausalLM"
     assert check_architecture(["Unknown", "LlamaForCausalLM"], {}, None, "m") == "LlamaForCausalLM"
-    assert check_architecture(["Mine"], {"Mine": "pkg.mod:Mine"}, None, "m") == "Mine"
+    with registry("models").isolated():
+        assert check_architecture(["Mine"], {"Mine": "pkg.mod:Mine"}, None, "m") == "Mine"
+    assert check_architecture(["LlamaChatModel"], {}, None, "m") == "LlamaForCausalLM"
 
 
 def test_unsupported_architecture_lists_what_is_supported():
-    with pytest.raises(ConfigError, match=r"LamaForCausalLM is not supported; did you mean LlamaForCausalLM\?"):
-        check_architecture(["LamaForCausalLM"], {}, None, "m")
+    with pytest.raises(ConfigError, match=r"LamaForCausal is not supported; did you mean LlamaForCausalLM\?"):
+        check_architecture(["LamaForCausal"], {}, None, "m")
 
 
 def test_repository_code_is_never_run():

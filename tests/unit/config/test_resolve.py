@@ -126,8 +126,8 @@ def test_plugin_architectures_and_overrides(settle, llama_folder):
         assert toy.model_config.architecture == "ToyModel"
         second = settle(llama_folder(architectures=["Unknown", "ToyModel"]))
         assert second.model_config.architectures == ["ToyModel", "Unknown"]
-    overridden = settle(llama_folder(architectures=["Mine"]), model_class_overrides={"Mine": "my.models:Mine"})
-    assert overridden.model_config.architecture == "Mine"
+        overridden = settle(llama_folder(architectures=["Mine"]), model_class_overrides={"Mine": "my.models:Mine"})
+        assert overridden.model_config.architecture == "Mine"
 
 
 def test_heads_must_divide_among_ranks(llama_folder):

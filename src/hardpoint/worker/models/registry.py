@@ -82,7 +82,7 @@ class _ModelRegistry:
         Raises ConfigError (a ValueError): none is registered, or none of those that are can be imported.
         """
         listed = self._listed(architectures, model_config)
-        for arch in self._candidates(listed):
+        for arch in self.candidates(listed):
             found = self._load(arch)
             if found is not None:
                 return found, arch
@@ -91,7 +91,7 @@ class _ModelRegistry:
     def inspect_model_cls(self, architectures: str | Iterable[str], model_config: ModelConfig) -> tuple[ModelInfo, str]:
         """What the class for the listed architectures declares, and the architecture; imports what is not ours."""
         listed = self._listed(architectures, model_config)
-        for arch in self._candidates(listed):
+        for arch in self.candidates(listed):
             entry = registry("models").entry(arch)
             if entry.built_in and arch in BUILT_IN_MODEL_INFO:
                 return BUILT_IN_MODEL_INFO[arch], arch
@@ -123,7 +123,8 @@ class _ModelRegistry:
             )
         return listed
 
-    def _candidates(self, listed: list[str]) -> list[str]:
+    def candidates(self, listed: list[str]) -> list[str]:
+        """The registered architectures among those listed; without one, those of the same kind."""
         known = registry("models")
         exact = [arch for arch in listed if arch in known]
         return exact or [same for arch in listed if (same := _same_kind(arch)) in known]
@@ -138,7 +139,7 @@ class _ModelRegistry:
             return None
 
     def _not_found(self, listed: list[str]) -> ConfigError:
-        registered = self._candidates(listed)
+        registered = self.candidates(listed)
         if registered:
             return ConfigError(
                 f"Model architectures {registered} failed to be inspected. Please check the logs for more details.",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hardpoint.config.sections import CompilationConfig, LoggingConfig, ProfilerConfig
+from hardpoint.config.sections import CompilationConfig, LoggingConfig
 from hardpoint.config.sections.base import literal_values
 from hardpoint.config.sections.cache import PrefixCachingHashAlgo
 from hardpoint.config.sections.model import DEFAULT_MODEL, LogprobsMode
@@ -364,7 +364,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--enable-log-outputs",         BOOL,  False,  "", "log outputs too"),
         F("--enable-log-deltas",          BOOL,  True,   "", "log streamed pieces when outputs are logged"),
         F("--max-log-len",                Whole(0), None,   "", "characters or ids of a prompt or output in a log line"),
-        F("--profiler-config",            ProfilerConfig, None, "profiler_config", "JSON: profiler, torch_profiler_dir and so on"),
+        F("--profiler-config",            JSON,  None,   "profiler_config", "profiles on request", LATER),
         F("--cudagraph-metrics",          BOOL,  False,  "observability_config.cudagraph_metrics", "", NEVER + "there are no CUDA graphs"),
         F("--enable-layerwise-nvtx-tracing", BOOL, False, "observability_config.enable_layerwise_nvtx_tracing", "", NEVER + "there is no NVTX"),
     ),
@@ -438,7 +438,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
         F("--anthropic-disabled-thinking-effort", STR, "auto", "", "Messages API", LATER),
     ),
     "Processes": (
-        F("--headless",                   BOOL,  False,  "", "run the engine without an HTTP server"),
+        F("--headless",                   BOOL,  False,  "", "the engine without an HTTP server", "an engine without an HTTP server cannot be reached yet"),
         F("--api-server-count -asc",      INT,   None,   "", "HTTP server processes", "one HTTP server per engine is supported yet", (1,)),
         F("--grpc",                       BOOL,  False,  "", "", NEVER + "there is no gRPC server"),
         F("--grpc-port",                  INT,   None,   "", "", NEVER + "there is no gRPC server"),

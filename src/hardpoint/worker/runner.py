@@ -287,7 +287,7 @@ class ModelRunner:
             return wanted
         while True:
             update = self._rows.update(wanted)
-            failed = processors.follow_rows(update, self._rows.entries)
+            failed = processors.follow_rows(update, lambda: self._rows.entries)
             if not failed:
                 return list(self._rows.states)
             errors.update((self._rows.states[row].req_id, reason) for row, reason in failed.items())

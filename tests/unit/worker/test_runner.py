@@ -213,3 +213,35 @@ def test_without_attention_there_is_no_cache_to_describe(runner):
     assert runner.get_kv_cache_spec() == {}
     assert runner.get_supported_tasks() == ("generate",)
     assert isinstance(runner.get_model(), torch.nn.Module)
+
+
+def decode_step(*known, finished=(), new=None):
+    """A step with one token of each (request id, tokens computed, output tokens) and perhaps a new request."""
+    plan = new or SchedulerOutput.make_empty()
+    cached = plan.scheduled_cached_reqs
+    for req_id, computed, number in known:
+        cached.req_ids.append(req_id)
+        cached.new_block_ids.append(None)
+        cached.num_computed_tokens.append(computed)
+        cached.num_output_tokens.append(number)
+        plan.num_scheduled_tokens[req_id] = 1
+    plan.total_num_scheduled_tokens = sum(plan.num_scheduled_tokens.values())
+    plan.finished_req_ids = set(finished)
+    return plan
+
+
+def test_an_output_that_is_cut_back_is_held_to_its_minimum_again(runner):
+    params = greedy(min_tokens=2, max_tokens=9, stop_token_ids=[50], logit_bias={50: 100.0})
+    tokens = [
+        runner.execute_model(plan).sampled_token_ids[0][0]
+        for plan in (
+            one_step("a", params=params),
+            decode_step(("a", 2, 1)),
+            decode_step(("a", 3, 2), new=one_step("b")),
+            decode_step(("a", 4, 3), finished=["b"]),
+            # The scheduler takes all but the first token back.
+            decode_step(("a", 2, 1)),
+            decode_step(("a", 3, 2)),
+        )
+    ]
+    assert [token == 50 for token in tokens] == [False, False, True, True, False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,10 +95,10 @@ class LogitsProcessors:
             failed.update(host.apply_staged_writes())
         return failed
 
-    def follow_rows(self, update: BatchUpdate | None, rows: Sequence[AddedRequest]) -> dict[int, str]:
+    def follow_rows(self, update: BatchUpdate | None, rows: Callable[[], Sequence[AddedRequest]]) -> dict[int, str]:
         """Tell the row-keyed processors what changed.
 
-        update  the changes           rows  all rows as they are now
+        update  the changes           rows  gives all rows as they are now
         Returns row -> why its request must end; when there is any, take these rows out and call again.
         """
         failed: dict[int, str] = {}
@@ -221,7 +221,7 @@ class _RowHost(_Host):
     def uses(self, metadata: SamplingMetadata) -> bool:
         return True
 
-    def follow(self, update: BatchUpdate | None, rows: Sequence[AddedRequest]) -> dict[int, str]:
+    def follow(self, update: BatchUpdate | None, rows: Callable[[], Sequence[AddedRequest]]) -> dict[int, str]:
         if not self._lost_track:
             try:
                 self._processor.update_state(update)
@@ -229,7 +229,7 @@ class _RowHost(_Host):
             except Exception as error:
                 self._failed("update_state", error)
                 self._lost_track = True
-        return self._start_over(rows)
+        return self._start_over(rows())
 
     def _start_over(self, rows: Sequence[AddedRequest]) -> dict[int, str]:
         """Add row after row to a new processor; the first that raises must go."""

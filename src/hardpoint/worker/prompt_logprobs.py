@@ -20,7 +20,7 @@ _ROWS = 64
 def collect_prompt_logprobs(
     step: StepInputs,
     hidden: Tensor,
-    compute_logits: Callable[[Tensor], Tensor | None],
+    compute_logits: Callable[[Tensor], Tensor],
     vocab_size: int,
     as_logits: bool,
 ) -> dict[str, LogprobsLists | None]:
@@ -46,7 +46,7 @@ def _add_chunk(
     index: int,
     state: RequestState,
     hidden: Tensor,
-    compute_logits: Callable[[Tensor], Tensor | None],
+    compute_logits: Callable[[Tensor], Tensor],
     vocab_size: int,
     as_logits: bool,
 ) -> None:
@@ -60,8 +60,6 @@ def _add_chunk(
     for offset in range(0, max(rows, 0), _ROWS):
         count = min(_ROWS, rows - offset)
         logits = compute_logits(hidden[start + offset : start + offset + count])
-        if logits is None:
-            return
         target = first + offset + 1
         tokens = torch.tensor(state.prompt[target : target + count], dtype=torch.int64, device=logits.device)
         part = gather_logprobs(logits.to(torch.float32), tokens, prompt_columns(state, vocab_size), as_logits=as_logits)

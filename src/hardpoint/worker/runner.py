@@ -236,7 +236,7 @@ class ModelRunner:
         step, self._open = self._open, None
         inputs = step.inputs
         prompt_logprobs = collect_prompt_logprobs(
-            inputs, step.hidden, self.get_model().compute_logits, self.vocab_size,
+            inputs, step.hidden, self._compute_logits, self.vocab_size,
             self.sampler.logprobs_mode.endswith("logits"),
         )  # fmt: skip
         errors = {state.req_id: state.fault for state in inputs.states if state.fault}
@@ -277,8 +277,11 @@ class ModelRunner:
         at = step.inputs.last_rows[list(indices)]
         every = len(at) == len(step.hidden) and bool((at == np.arange(len(at))).all())
         hidden = step.hidden if every else step.hidden[torch.from_numpy(at).to(self.device)]
-        logits: Tensor = self.get_model().compute_logits(hidden)
-        return logits
+        return self._compute_logits(hidden)
+
+    def _compute_logits(self, hidden: Tensor) -> Tensor:
+        model: Any = self.get_model()
+        return model.compute_logits(hidden)
 
     def _follow_rows(self, wanted: list[RequestState], errors: dict[str, str]) -> list[RequestState]:
         """The requests to sample in row order, after row-keyed processors were told of them."""
@@ -328,7 +331,8 @@ def _chosen(rows: Sequence[RequestState], output: SamplerOutput, place: dict[str
     )
     logprobs = output.logprobs_tensors.tolists() if output.logprobs_tensors is not None else None
     if logprobs is not None and order != list(range(len(rows))):
-        logprobs = LogprobsLists(*(part[order] for part in logprobs[:3]))
+        ids, values, ranks, _ = logprobs
+        logprobs = LogprobsLists(ids[order], values[order], ranks[order])
     return _Chosen([rows[row] for row in order], [tokens[row] for row in order], logprobs)
 
 

@@ -37,6 +37,9 @@ _REQUESTS = {"server": 128, "script": 256}
 _OTHER = tuple(flag for flag in FLAGS if flag not in ENGINE_FLAGS)
 
 
+_SECRET = {"hf_token"}
+
+
 class UnknownArgument(ConfigError, TypeError):
     """A keyword that no engine argument has."""
 
@@ -45,7 +48,7 @@ def _field(flag: Flag) -> tuple[str, Any, Any]:
     if isinstance(flag.default, (list, dict, set)):
         default = flag.default
         return flag.dest, Any, dataclasses.field(default_factory=lambda: copy.deepcopy(default))
-    return flag.dest, Any, dataclasses.field(default=flag.default)
+    return flag.dest, Any, dataclasses.field(default=flag.default, repr=flag.dest not in _SECRET)
 
 
 if TYPE_CHECKING:
@@ -191,7 +194,8 @@ class EngineArgs(_Arguments):
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
             if flag.field and value != flag.default:
-                detail = f"{value!r} from {flag.names[0]}"
+                shown = "a secret" if flag.dest in _SECRET else repr(value)
+                detail = f"{shown} from {flag.names[0]}"
                 ledger.record("config_write", "config", flag.field, detail=detail)
 
 

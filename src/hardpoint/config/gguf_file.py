@@ -201,6 +201,15 @@ def is_gguf(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def part_names(name: str) -> list[str]:
+    """Return the file names of all parts of a split model, in order, from that of one; else the name alone."""
+    found = _SPLIT.match(name)
+    count = int(found["count"]) if found else 1
+    if found is None or not 1 < count <= MAX_PARTS:
+        return [name]
+    return [f"{found['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
+
+
 def _other_parts(first: _Part) -> list[Path]:
     count = first.metadata.get("split.count", 0)
     named = _SPLIT.match(first.path.name)
@@ -218,7 +227,7 @@ def _other_parts(first: _Part) -> list[Path]:
             f"it is the first of {count} parts, which cannot be found from its name",
             fix=f"name the parts NAME-00001-of-{count:05}.gguf and so on",
         )
-    others = [first.path.with_name(f"{named['stem']}-{part:05}-of-{count:05}.gguf") for part in range(2, count + 1)]
+    others = [first.path.with_name(name) for name in part_names(first.path.name)[1:]]
     missing = [other.name for other in others if not other.exists()]
     if missing:
         raise first.error(

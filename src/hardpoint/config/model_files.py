@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hardpoint.config import catalogue
-from hardpoint.config.gguf_file import is_gguf
+from hardpoint.config.gguf_file import is_gguf, part_names
 from hardpoint.config.sections import LoadConfig, ModelConfig, near_miss
 from hardpoint.errors import ModelFileError
 from hardpoint.extensions.refs import load_ref
@@ -24,6 +24,8 @@ logger = init_logger(__name__)
 
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+# Folders of a repository that hold the same model in another form.
+OTHER_EXPORTS = ["onnx/*", "openvino/*", "coreml/*"]
 _REPO = re.compile(r"^[\w][\w.-]*(/[\w][\w.-]*)?$")
 _REPO_FILE = re.compile(r"^(?P<repo>[\w][\w.-]*/[\w][\w.-]*)/(?P<file>.+\.gguf)$", re.IGNORECASE)
 _REPO_QUANT = re.compile(r"^(?P<repo>[\w][\w.-]*/[\w][\w.-]*):(?P<quant>[A-Za-z0-9_]+)$")
@@ -83,20 +85,20 @@ def fetch_weights(model_config: ModelConfig, load_config: LoadConfig) -> Path:
 def _from_hub(name: str, hub: Hub, patterns: list[str]) -> Path:
     one = _REPO_FILE.match(name)
     if one is not None:
-        return Path(_ask_hub(name, "hf_hub_download", hub, repo_id=one["repo"], filename=one["file"]))
+        return _fetch_file(name, one["repo"], one["file"], hub)
     quant = _REPO_QUANT.match(name)
     if quant is not None:
-        file = _file_of_quant(name, quant["repo"], quant["quant"], hub)
-        return Path(_ask_hub(name, "hf_hub_download", hub, repo_id=quant["repo"], filename=file))
+        return _fetch_file(name, quant["repo"], _file_of_quant(name, quant["repo"], quant["quant"], hub), hub)
     if not _REPO.match(name):
         raise _nowhere(name, "there is no such file or folder")
-    ignore = [*hub.ignore, *_nested(hub)]
+    ignore = [*hub.ignore, *OTHER_EXPORTS]
     return Path(_ask_hub(name, "snapshot_download", hub, repo_id=name, allow_patterns=patterns, ignore_patterns=ignore))
 
 
-def _nested(hub: Hub) -> list[str]:
-    """Folders of a repository that hold other exports of the same model."""
-    return ["onnx/*", "openvino/*", "coreml/*"]
+def _fetch_file(name: str, repo: str, file: str, hub: Hub) -> Path:
+    """Fetch one .gguf file, with all parts if it is split; the first one's place."""
+    places = [_ask_hub(name, "hf_hub_download", hub, repo_id=repo, filename=part) for part in part_names(file)]
+    return Path(places[0])
 
 
 def _file_of_quant(name: str, repo: str, quant: str, hub: Hub) -> str:

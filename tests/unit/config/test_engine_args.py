@@ -212,3 +212,13 @@ def test_plugin_settings_from_a_mapping():
     assert read_plugin_settings(None) == {}
     with pytest.raises(ConfigError, match="has a value already"):
         read_plugin_settings(["a.b=1", "a.b.c=2"])
+
+
+def test_a_token_is_shown_nowhere(create):
+    from hardpoint.extensions.ledger import ledger
+
+    args = EngineArgs(hf_token="hf_secret")
+    config = create(hf_token="hf_secret")
+    assert config.model_config.hf_token == "hf_secret"
+    shown = repr(args) + repr(config) + str([entry.detail for entry in ledger.entries(key="config")])
+    assert "hf_secret" not in shown

@@ -92,6 +92,12 @@ def test_one_file_of_a_repository(hub):
         locate("owner/repo:Q2_K", Hub())
 
 
+def test_all_parts_of_a_split_file_are_fetched(hub):
+    locate("owner/repo/big-00002-of-00003.gguf", Hub())
+    names = [arguments["filename"] for _, arguments in hub.calls]
+    assert names == [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [

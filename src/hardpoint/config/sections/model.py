@@ -83,7 +83,7 @@ class ModelConfig(Section):
     enable_prompt_embeds: bool = False
     served_model_name: str | list[str] | None = None
     config_format: str = "auto"
-    hf_token: bool | str | None = None
+    hf_token: bool | str | None = field(default=None, repr=False)
     hf_overrides: Any = field(default_factory=dict)
     model_class_overrides: dict[str, str] = field(default_factory=dict)
     generation_config: str = "auto"

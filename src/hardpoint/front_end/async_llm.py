@@ -101,6 +101,8 @@ class AsyncLLM(EngineClient):
             )
             self.logger_manager.log_engine_initialized()
             self.logger_manager.start()
+        # The tasks that read outputs hold the client, not this object.
+        self._finalizer = weakref.finalize(self, _end, self.engine_core, self.logger_manager)
 
     @classmethod
     def from_vllm_config(
@@ -163,17 +165,17 @@ class AsyncLLM(EngineClient):
     @property
     def is_running(self) -> bool:
         """Whether outputs are being read (before the first request: whether they could be)."""
-        return not self.errored and (self._output_task is None or not self._output_task.done())
+        return not self.is_stopped and (self._output_task is None or not self._output_task.done())
 
     @property
     def is_stopped(self) -> bool:
         """Whether the engine has ended."""
-        return self.errored
+        return self.engine_core.dead_error is not None
 
     @property
     def errored(self) -> bool:
-        """Whether the engine has ended with an error."""
-        return self.engine_core.dead_error is not None
+        """Whether the engine has ended by itself."""
+        return self.is_stopped and not self.engine_core.process.stopped
 
     @property
     def dead_error(self) -> BaseException:
@@ -191,7 +193,7 @@ class AsyncLLM(EngineClient):
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine has ended."""
-        if self.errored:
+        if self.is_stopped:
             raise self.dead_error.with_traceback(None)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
@@ -323,6 +325,7 @@ class AsyncLLM(EngineClient):
             finished = False
             while not finished:
                 output = queue.get_nowait() or await queue.get()
+                assert isinstance(output, RequestOutput)
                 finished = output.finished
                 yield output
         except (asyncio.CancelledError, GeneratorExit):
@@ -503,7 +506,7 @@ class AsyncLLM(EngineClient):
     async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
         """Wait until no request runs. Raises TimeoutError past `drain_timeout` seconds."""
         deadline = time.monotonic() + drain_timeout
-        while self.get_num_unfinished_requests() and not self.errored:
+        while self.get_num_unfinished_requests() and not self.is_stopped:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.get_num_unfinished_requests()} requests still run after {drain_timeout} s")
             await asyncio.sleep(_DRAIN_POLL_S)
@@ -514,13 +517,18 @@ class AsyncLLM(EngineClient):
         return await self.engine_core.call_utility_async(method, *args, timeout_s=timeout_s)
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End the engine; it gets `timeout` seconds to do so by itself. A second time does nothing."""
-        task = self._output_task
-        if task is not None and not task.done() and not task.get_loop().is_closed():
-            task.get_loop().call_soon_threadsafe(task.cancel)
-        if self.logger_manager is not None:
-            self.logger_manager.stop()
-        self.engine_core.shutdown(timeout)
+        """End the engine; it gets `timeout` seconds to do so by itself. A second time does nothing.
+
+        Requests that still run end with EngineDeadError.
+        """
+        if self._finalizer.detach():
+            _end(self.engine_core, self.logger_manager, timeout)
+
+
+def _end(core: AsyncEngineCoreClient, loggers: StatLoggerManager | None, timeout: float | None = None) -> None:
+    if loggers is not None:
+        loggers.stop()
+    core.shutdown(timeout)
 
 
 async def _read_outputs(owner: weakref.ref[AsyncLLM]) -> None:

@@ -152,10 +152,13 @@ class AsyncEngineCoreClient:
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the engine core and close the connection; a second time does nothing."""
+        if not self._finalizer.detach():
+            return
         if self._reader is not None and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._reader.cancel)
-        if self._finalizer.detach():
-            _release(self.process, self._wire, timeout_s)
+        _release(self.process, self._wire, timeout_s)
+        assert self.process.error is not None
+        self._died(self.process.error)
 
     async def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
         self.process.check()

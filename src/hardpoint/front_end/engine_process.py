@@ -36,8 +36,10 @@ class EngineProcess:
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
+        # Why nothing can be asked of the engine core any more; None while it runs.
         self.error: EngineDeadError | None = None
-        self._stopping = False
+        # Whether it ends because we said so.
+        self.stopped = False
         self._reason: StartFailed | None = None
         self._listeners: list[weakref.WeakMethod[Callable[[EngineDeadError], None]]] = []
         self._lock = threading.Lock()
@@ -102,14 +104,16 @@ class EngineProcess:
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the engine core: politely, then by force after `timeout_s` (default: the worker shut-down time)."""
-        self._stopping = True
+        self.stopped = True
+        if self.error is None:
+            self.error = EngineDeadError("the engine has been shut down", code="engine-shutdown")
         grace_s = float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS) if timeout_s is None else timeout_s
         self.child.stop(grace_s)
         self._folder.remove()
 
     def abandon(self) -> None:
         """End the engine core at once, e.g. since the configuration turned out to be impossible."""
-        self._stopping = True
+        self.stopped = True
         self.child.kill()
         self.child.stop(_KILL_WAIT_S)
         self._folder.remove()
@@ -117,7 +121,7 @@ class EngineProcess:
     def fail(self, error: EngineDeadError) -> None:
         """Declare the engine dead although its process runs: nothing can be made of its outputs."""
         with self._lock:
-            if self._stopping or self.error is not None:
+            if self.stopped or self.error is not None:
                 return
             self.error = error
             listeners, self._listeners = self._listeners, []
@@ -139,12 +143,12 @@ class EngineProcess:
     def _exited(self, child: Child) -> None:
         # Its last words may still be in the pipe.
         deadline = time.monotonic() + 0.2
-        while self._reason is None and time.monotonic() < deadline and not self._stopping:
+        while self._reason is None and time.monotonic() < deadline and not self.stopped:
             time.sleep(0.01)
         self._die()
 
     def _die(self) -> None:
-        if self._stopping or self.error is not None:
+        if self.stopped or self.error is not None:
             return
         error = self._describe()
         logger.error("%s", error)

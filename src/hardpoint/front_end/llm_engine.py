@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -76,6 +77,7 @@ class LLMEngine:
             )
             self.logger_manager.log_engine_initialized()
             self.logger_manager.start()
+            weakref.finalize(self, self.logger_manager.stop)
 
     def _start_process(
         self, vllm_config: VllmConfig, executor_class: type[Any] | None, process: EngineProcess | None

@@ -8,13 +8,15 @@ from typing import Any
 HELP = "install, remove or show the distribution that answers `import vllm` outside our processes"
 
 
-def add_parser(subparsers: Any) -> None:
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command."""
-    parser = subparsers.add_parser("alias", help=HELP, description=__doc__)
+    parser: argparse.ArgumentParser = subparsers.add_parser("alias", help=HELP, description=__doc__)
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     actions.add_parser("install", help="put the alias into this environment; refused where a real vLLM is")
     actions.add_parser("remove", help="take the alias out of this environment")
     actions.add_parser("status", help="say what `import vllm` finds in this environment")
+    parser.set_defaults(run=run)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,6 +37,7 @@ COMMANDS = (
     Command("complete",  "hardpoint.cli.complete",  "have a running server continue a text"),
     Command("models",    "hardpoint.cli.models",    "list, fetch and find the models of the catalogue"),
     Command("plugins",   "hardpoint.cli.plugins",   "list extension points and plugins, explain one, find faults"),
+    Command("alias",     "hardpoint.cli.alias",     "let programs that are not ours say `import vllm`"),
 )
 # fmt: on
 _BY_NAME = {command.name: command for command in COMMANDS}

@@ -56,7 +56,12 @@ class CompletionLogprobsBuilder:
         return out
 
     def _candidates(self, position: Mapping[int, Logprob]) -> dict[str, float]:
-        return {token_text(i, entry, self._as_ids): finite(entry.logprob) for i, entry in position.items()}
+        named: dict[str, float] = {}
+        for token_id, entry in position.items():
+            name = token_text(token_id, entry, self._as_ids)
+            # Parts of characters can look alike: the likelier one keeps the name.
+            named[name] = max(finite(entry.logprob), named.get(name, FLOOR))
+        return named
 
 
 def _fitting(piece: str, text: str, at: int) -> str:

@@ -63,6 +63,7 @@ class ServerSettings:
     enable_log_outputs: bool = False
     enable_log_deltas: bool = True
     max_log_len: int | None = None
+    served_model_name: list[str] | str | None = None
     disable_log_stats: bool = False
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None

@@ -66,7 +66,7 @@ def _tokenizer() -> Tokenizer:
 
 def _vllm_config(tokenizer: Tokenizer, **changes: Any) -> Any:
     model = SimpleNamespace(
-        model=MODEL, served_model_name=[MODEL, "alias"], max_model_len=CONTEXT, skip_tokenizer_init=False,
+        model=MODEL, served_model_name=MODEL, max_model_len=CONTEXT, skip_tokenizer_init=False,
         max_logprobs=20, revision=None, dtype="float32", quantization=None, hf_config=SimpleNamespace(),
         logits_processors=None, get_vocab_size=lambda: len(tokenizer), get_diff_sampling_param=dict,
         try_get_generation_config=dict, runner_type="generate",
@@ -295,7 +295,7 @@ def make_server(tokenizer: Tokenizer) -> Callable[..., Any]:
         if isinstance(text, str):
             script = lambda prompt, index: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
         engine = ScriptedEngine(tokenizer, script, **(config or {}))
-        args = argparse.Namespace(model=MODEL, **flags)
+        args = argparse.Namespace(**{"model": MODEL, "served_model_name": [MODEL, "alias"], **flags})
         app = build_app(args, ("generate",))
         await init_app_state(engine, app.state, args)
         return Server(app, engine)

@@ -73,7 +73,7 @@ class ServerContext:
             engine=engine,
             settings=settings,
             tokenizer=_tokenizer_of(engine),
-            served_names=_names(model_config),
+            served_names=_names(settings, model_config),
             max_model_len=model_config.max_model_len or 0,
             default_sampling_params=dict(given or {}),
             fingerprint=fingerprint(settings, engine.vllm_config),
@@ -123,8 +123,9 @@ def _tokenizer_of(engine: EngineClient) -> Any:
     return cast("Any", engine).get_tokenizer()
 
 
-def _names(model_config: Any) -> list[str]:
-    served = model_config.served_model_name
+def _names(settings: ServerSettings, model_config: Any) -> list[str]:
+    # The engine's configuration keeps the first name only.
+    served = settings.served_model_name or model_config.served_model_name
     if isinstance(served, str):
         return [served]
     return list(served) if served else [model_config.model]

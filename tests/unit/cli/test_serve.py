@@ -107,3 +107,24 @@ def test_the_policy_is_known_before_plugins_load(monkeypatch):
     for words in (["--plugin-policy", "strict"], ["--plugin_policy=strict"], ["--plugin-policy"], ["--port", "1"]):
         serve._early_policy(words)
     assert seen == ["strict", "strict"]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"", "is empty"), (b"<html>404</html>", "does not start with the letters GGUF"), (b"GGUF\x03\0\0\0", "needs")],
+)
+def test_a_file_that_is_no_model_ends_the_start_with_one_message(tmp_path, content, reason):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-m", "hardpoint", "serve", str(path), "--host", "127.0.0.1", "--port", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert str(path) in done.stderr
+    assert reason in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert len([line for line in done.stderr.splitlines() if not line.startswith("  ")]) == 1

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hardpoint.config.sections import CacheConfig, ObservabilityConfig, SchedulerConfig
+from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.kv_cache import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -14,6 +15,7 @@ from hardpoint.contracts.kv_cache import (
     KVCacheSpec,
     SlidingWindowSpec,
 )
+from hardpoint.contracts.worker_calls import call_worker
 from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
 from hardpoint.engine_core.request import Request
 from hardpoint.engine_core.scheduler.default import Scheduler
@@ -254,3 +256,53 @@ class Engine:
 
     def last(self, request_id: str) -> EngineCoreOutput:
         return self.outputs[request_id][-1]
+
+
+class FakeWorker:
+    """A worker with one layer; `FakeExecutor.worker_class` may name a subclass."""
+
+    free_bytes = 1 << 12
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        self.config = config
+        self.shut_down = False
+        self.lengths: list[int] = []
+
+    def get_kv_cache_spec(self) -> dict[str, KVCacheSpec]:
+        return {"layer": layer_spec(self.config.cache_config.block_size)}
+
+    def determine_available_memory(self) -> int:
+        return self.free_bytes
+
+    def initialize_from_config(self, plans: list[KVCacheConfig]) -> None:
+        self.runner = FakeRunner(self.config.cache_config.block_size, plans[0].num_blocks)
+
+    def compile_or_warm_up_model(self) -> None:
+        pass
+
+    def update_max_model_len(self, length: int) -> None:
+        self.lengths.append(length)
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def execute_model(self, plan: SchedulerOutput) -> ModelRunnerOutput:
+        return self.runner.execute(plan)
+
+    def shutdown(self) -> None:
+        self.shut_down = True
+
+
+class FakeExecutor(Executor):
+    """Calls a `FakeWorker` in this process."""
+
+    worker_class: type[FakeWorker] = FakeWorker
+
+    def _init_executor(self) -> None:
+        self.worker = self.worker_class(self.vllm_config)
+
+    def collective_rpc(self, method, timeout=None, args=(), kwargs=None, non_block=False):
+        return [call_worker(self.worker, method, args, kwargs, timeout)]
+
+    def check_health(self) -> None:
+        pass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
-from hardpoint.config.arguments import FlagError, check_refused
+from hardpoint.config.arguments import FlagError, check_refused, read_config
 from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs, add_front_end_args
 from hardpoint.config.flags import FLAGS
 from hardpoint.config.sections import DEFAULT_MODEL
@@ -66,12 +67,21 @@ def _boot(words: list[str]) -> bool:
 
 def _early_policy(words: list[str]) -> None:
     """The plugin policy must be known before the flags are, since plugins may add flags."""
-    for index, word in enumerate(words):
-        name, equals, value = word.replace("_", "-").partition("=")
-        if name == _POLICY:
-            given = value if equals else (words[index + 1] if index + 1 < len(words) else "")
-            if given in ("compatible", "strict"):
-                set_policy(given)
+    given = _early_value(words, _POLICY)
+    file = _early_value(words, "--config")
+    if given is None and file is not None:
+        given = {key.replace("_", "-"): value for key, value in read_config(Path(file)).items()}.get(_POLICY[2:])
+    if given in ("compatible", "strict"):
+        set_policy(str(given))
+
+
+def _early_value(words: list[str], flag: str) -> str | None:
+    """The value of a flag, read before there is a parser; None when it is not given."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == flag:
+            return value if equals else following
+    return None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -132,8 +132,7 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         INT: {"type": _integer, "metavar": "N"},
         SIZE: {"type": parse_size, "metavar": "N"},
         FLOAT: {"type": _number, "metavar": "X"},
-        JSON: {"type": parse_json, "metavar": "JSON"},
-        VALUE: {"type": parse_json, "metavar": "JSON"},
+        JSON: {"type": parse_object, "metavar": "JSON"},
         JSONLIST: {"type": parse_list, "metavar": "JSON"},
         CSV: {"type": _commas, "metavar": "A,B"},
         WORDS: {"type": str, "nargs": "+", "action": Extend, "metavar": word},
@@ -224,6 +223,14 @@ def parse_json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from None
+
+
+def parse_object(text: str) -> dict[str, Any]:
+    """Parse the JSON object of a flag."""
+    found = parse_json(text)
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a JSON object")
+    return found
 
 
 def parse_list(text: str) -> list[Any]:

@@ -19,7 +19,7 @@ from hardpoint.config.sections.scheduler import SchedulerPolicy
 # What a flag's text means. A tuple of strings is a choice, a section class is JSON with its fields,
 # a Whole a bounded number; the bounds of other numbers are those of their section's fields.
 STR, INT, SIZE, FLOAT, BOOL = "text", "integer", "size", "number", "switch"
-JSON, VALUE, WORDS, CSV, EACH, JSONLIST = "json object", "json value", "words", "comma list", "repeatable", "json list"
+JSON, WORDS, CSV, EACH, JSONLIST = "json object", "words", "comma list", "repeatable", "json list"
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,8 @@ def build_hf_config(facts: Facts, overrides: Any, origin: Path) -> HFConfig:
         _override(values, overrides)
         values = complete(values)
     config = HFConfig(values)
+    if not (isinstance(overrides, dict) or callable(overrides)):
+        raise ConfigError(f"hf_overrides is {overrides!r}: expected a mapping or a function", code="config-value")
     if callable(overrides):
         config = overrides(config)
         if not isinstance(config, HFConfig):

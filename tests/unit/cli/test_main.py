@@ -41,6 +41,14 @@ def test_help_names_every_command(capsys):
     assert main([]) == 2
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_a_help_of_its_own(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main([command.name, "--help"])
+    assert caught.value.code == 0
+    assert f"hardpoint {command.name}" in capsys.readouterr().out
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"hardpoint {__version__}\n"

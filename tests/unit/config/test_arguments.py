@@ -97,6 +97,7 @@ def test_dotted_values_are_json_or_text(parse):
     ("words", "text"),
     [
         (["--hf-overrides", "{bad"], "'{bad' is not JSON"),
+        (["--hf-overrides", "[1]"], "is not a JSON object"),
         (["--additional-config.a", "1", "--additional-config.a.b", "2"], "already has a value"),
         (["--additional-config.a"], "expects a value"),
         (["--additional-config", "3", "--additional-config.a", "2"], "cannot be combined"),

@@ -141,6 +141,7 @@ def test_budget_defaults_give_way_to_each_other(create):
         ({"override_generation_config": {"temprature": 1}}, "unknown key 'temprature'; did you mean temperature"),
         ({"generation_config": "/no/such"}, "neither auto, vllm nor a folder"),
         ({"block_size": 0}, "cache_config.block_size is 0"),
+        ({"hf_overrides": ["x"]}, "hf_overrides is ['x']: expected a mapping or a function"),
     ],
 )
 def test_impossible_values_are_one_clear_error(create, values, text):

@@ -28,7 +28,6 @@ from hardpoint.config.flags import (
     JSONLIST,
     SIZE,
     STR,
-    VALUE,
     WORDS,
     Flag,
     Whole,

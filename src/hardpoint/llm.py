@@ -407,13 +407,13 @@ def _per_prompt(given: Any, count: int, name: str) -> list[Any]:
 
 
 def _progress(items: list[Any], use_tqdm: Tqdm, label: str) -> Any:
-    if not use_tqdm:
+    if not use_tqdm or not items:
         return items
     return (use_tqdm if callable(use_tqdm) else tqdm)(items, desc=label)
 
 
 def _bar(total: int, use_tqdm: Tqdm) -> Any:
-    if not use_tqdm:
+    if not use_tqdm or not total:
         return None
     make = use_tqdm if callable(use_tqdm) else tqdm
     return make(total=total, desc="Processed prompts", dynamic_ncols=True, postfix="output: 0.00 toks/s")

@@ -77,7 +77,7 @@ def _early_policy(words: list[str]) -> None:
 
 def _early_value(words: list[str], flag: str) -> str | None:
     """The value of a flag, read before there is a parser; None when it is not given."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for word, following in zip(words, [*words, None][1:], strict=True):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") == flag:
             return value if equals else following

@@ -185,16 +185,35 @@ def test_priority_preempts_the_worst_rank_wherever_it_stands():
 
 
 def test_a_planned_victim_gives_its_tokens_back():
-    core = engine(num_blocks=8, max_model_len=24, prefix_caching=False, policy="priority")
-    core.add(make_request("victim", list(range(8)), priority=5, max_tokens=9, ignore_eos=True))
+    core = engine(
+        num_blocks=11, max_model_len=40, max_num_batched_tokens=12, max_num_seqs=4, prefix_caching=False,
+        policy="priority", scheduler_reserve_full_isl=False,
+    )  # fmt: skip
+    core.add(make_request("victim", list(range(11)), priority=5, max_tokens=30, ignore_eos=True))
     core.step()
-    core.add(make_request("best", list(range(16)), priority=0, max_tokens=8, ignore_eos=True))
+    core.add(make_request("best", list(range(11)), priority=0, max_tokens=30, ignore_eos=True))
     core.step()
-    plan = next(plan for plan in (core.step() for _ in range(10)) if plan.preempted_req_ids)
+    core.add(make_request("long", list(range(36)), priority=1, max_tokens=1))
+    assert core.step().num_scheduled_tokens == {"victim": 1, "best": 1, "long": 10}
+    # All 10 blocks are taken, and the best one needs another: the victim was planned just before.
+    plan = core.step()
     assert plan.preempted_req_ids == {"victim"}
-    assert plan.num_scheduled_tokens == {"best": 1}
-    assert plan.total_num_scheduled_tokens == 1
+    assert plan.num_scheduled_tokens == {"best": 1, "long": 11}
     core.run()
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts():
+    core = engine(num_blocks=9, max_model_len=32, prefix_caching=False, max_num_seqs=2)
+    for name in "ab":
+        core.add(make_request(name, list(range(12)), max_tokens=20, ignore_eos=True))
+    core.add(make_request("small", [1], max_tokens=1))
+    preempting = next(plan for plan in (core.step() for _ in range(20)) if plan.preempted_req_ids)
+    assert preempting.preempted_req_ids == {"b"}
+    assert set(preempting.num_scheduled_tokens) == {"a"}
+    # Then the preempted one has the first right, before those that arrived later.
+    core.run()
+    later = core.plans[core.plans.index(preempting) + 1 :]
+    assert next(name for plan in later for name in plan.num_scheduled_tokens if name != "a") == "b"
 
 
 def test_the_watermark_keeps_blocks_free_on_admission():

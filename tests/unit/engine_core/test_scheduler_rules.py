@@ -203,14 +203,23 @@ def test_a_planned_victim_gives_its_tokens_back():
 
 
 def test_nobody_is_admitted_in_a_step_that_preempts():
+    core = engine(num_blocks=9, max_model_len=32, prefix_caching=False, max_num_seqs=2, policy="priority")
+    for name, priority in (("a", 0), ("b", 2)):
+        core.add(make_request(name, list(range(12)), priority=priority, max_tokens=20, ignore_eos=True))
+    core.step()
+    core.add(make_request("small", [1], priority=1, max_tokens=1))
+    preempting = next(plan for plan in (core.step() for _ in range(20)) if plan.preempted_req_ids)
+    assert set(preempting.num_scheduled_tokens) == {"a"}
+    assert set(core.step().num_scheduled_tokens) == {"a", "small"}
+
+
+def test_a_preempted_request_comes_before_those_that_arrived_later():
     core = engine(num_blocks=9, max_model_len=32, prefix_caching=False, max_num_seqs=2)
     for name in "ab":
         core.add(make_request(name, list(range(12)), max_tokens=20, ignore_eos=True))
     core.add(make_request("small", [1], max_tokens=1))
     preempting = next(plan for plan in (core.step() for _ in range(20)) if plan.preempted_req_ids)
     assert preempting.preempted_req_ids == {"b"}
-    assert set(preempting.num_scheduled_tokens) == {"a"}
-    # Then the preempted one has the first right, before those that arrived later.
     core.run()
     later = core.plans[core.plans.index(preempting) + 1 :]
     assert next(name for plan in later for name in plan.num_scheduled_tokens if name != "a") == "b"

@@ -297,6 +297,10 @@ class RegistryMapping(MutableMapping[str, Any]):
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
 
+    def __contains__(self, name: object) -> bool:
+        # Asking imports nothing.
+        return name in self._registry._entries
+
     def __getitem__(self, name: str) -> Any:
         entry = self._registry._entries.get(name)
         if entry is None:

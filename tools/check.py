@@ -1,7 +1,7 @@
 """Run every check that needs no test runner, in order, and stop at the first failure.
 
-    python tools/check.py          check
-    python tools/check.py --fix    format, apply safe lint fixes, regenerate pages, then check
+python tools/check.py          check
+python tools/check.py --fix    format, apply safe lint fixes, regenerate pages, then check
 """
 
 from __future__ import annotations

@@ -180,7 +180,7 @@ def alias_modules() -> str:
     lines = []
     for module, row in MODULES.items():
         if isinstance(row, Entry) and (row.home or row.names):
-            homes = sorted({row.home, *(target.partition(":")[0] for target in row.names.values())} - {""})
+            homes = sorted({*row.home.split(), *(target.partition(":")[0] for target in row.names.values())})
             lines.append([f"`{module}`", ", ".join(f"`{home}`" for home in homes)])
     return table(("module", "answered by"), lines)
 

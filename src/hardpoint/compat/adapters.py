@@ -68,9 +68,7 @@ def get_tokenizer(
     from hardpoint.config.engine_args import EngineArgs  # noqa: PLC0415 - only when asked for
     from hardpoint.front_end.tokenizers.loading import get_tokenizer as of_model  # noqa: PLC0415 - only when asked for
 
-    args = EngineArgs(
-        model=tokenizer_name, tokenizer_mode=tokenizer_mode, revision=revision, download_dir=download_dir
-    )
+    args = EngineArgs(model=tokenizer_name, tokenizer_mode=tokenizer_mode, revision=revision, download_dir=download_dir)
     return of_model(args.create_engine_config().model_config)
 
 

@@ -70,7 +70,9 @@ class AliasModule(ModuleType):
         delattr(importlib.import_module(owner), attribute)
 
     def __dir__(self) -> list[str]:
-        return sorted({*vars(self)["_row"].public_names(), *(name.rpartition(".")[2] for name in submodules(self.__name__))})
+        return sorted(
+            {*vars(self)["_row"].public_names(), *(name.rpartition(".")[2] for name in submodules(self.__name__))}
+        )
 
     @property
     def __all__(self) -> list[str]:

@@ -26,6 +26,7 @@ class Waits:
 class Entry:
     """One module of the alias."""
 
+    # Modules of ours, separated by spaces, whose names show through; the first that has a name owns it.
     home: str = ""
     # name -> "module:attribute", or "module" for a module
     names: Mapping[str, str] = field(default_factory=dict)
@@ -40,11 +41,15 @@ class Entry:
         if name in self.waits:
             return None, self.waits[name]
         # Dunder names describe the alias module itself, not its home.
-        return (self.home, name) if self.home and not name.startswith("__") else (None, "")
+        if not self.home or name.startswith("__"):
+            return None, ""
+        homes = self.home.split()
+        owners = (home for home in homes[:-1] if hasattr(importlib.import_module(home), name))
+        return next(owners, homes[-1]), name
 
     def public_names(self) -> list[str]:
         """The names a star import takes."""
-        shown = [name for name in vars(importlib.import_module(self.home)) if name[0] != "_"] if self.home else []
+        shown = [name for home in self.home.split() for name in vars(importlib.import_module(home)) if name[0] != "_"]
         return sorted({*self.names, *shown})
 
 
@@ -94,16 +99,6 @@ COMPILE = "torch.compile integration"
 RL = "weight transfer"
 
 
-def _old_tool_paths() -> dict[str, Entry | Waits]:
-    waits = Waits(TOOLS)
-    return {
-        "vllm.tool_parsers": waits,
-        "vllm.entrypoints.openai.tool_parsers": waits,
-        "vllm.entrypoints.generate": waits,
-        "vllm.parser": waits,
-    }
-
-
 _LINEAR = _from(
     f"{_LAYERS}.linear",
     "ColumnParallelLinear LinearBase MergedColumnParallelLinear QKVParallelLinear ReplicatedLinear RowParallelLinear "
@@ -114,8 +109,8 @@ _MODEL_CONTRACTS = _from(
     f"{_CONTRACTS}.model",
     "HasInnerState HasNoOps IsAttentionFree IsHybrid MixtureOfExperts SupportsCrossEncoding SupportsLoRA SupportsMRoPE "
     "SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops is_attention_free "
-    "is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal supports_pp "
-    "supports_transcription",
+    "is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal "
+    "supports_pp supports_transcription",
 )
 _MODEL_BASES = _from(
     f"{_CONTRACTS}.model",
@@ -151,24 +146,34 @@ _LOGITS_V2 = _from(f"{_CONTRACTS}.logits_processor", "LogitsContext LogitsProcRe
 }
 
 _QUANT = _from(
-    f"{_WORKER}.quantization", "QUANTIZATION_METHODS get_quantization_config register_quantization_config"
+    f"{_WORKER}.quantization.registry", "QUANTIZATION_METHODS get_quantization_config register_quantization_config"
 ) | _from(f"{_CONTRACTS}.quantization", "QuantizationConfig")
 
-_LOADERS = _from(f"{_WORKER}.loaders", "get_model get_model_loader register_model_loader") | _from(
-    f"{_CONTRACTS}.model_loader", "BaseModelLoader"
+_LOADERS = (
+    _from(f"{_WORKER}.loaders.registry", "get_model_loader register_model_loader")
+    | _from(f"{_WORKER}.loaders.building", "get_model")
+    | _from(f"{_CONTRACTS}.model_loader", "BaseModelLoader")
+)
+_PROTOCOL = " ".join(
+    f"hardpoint.front_end.server.protocol.{part}" for part in ("base", "chat", "completions", "models", "tokenize")
 )
 
 _INPUTS = _from(f"{_TYPES}.prompts", "PromptType SingletonPrompt TextPrompt TokensPrompt EmbedsPrompt DataPrompt")
 _OUTPUTS = f"{_TYPES}.outputs"
 _SCHED_STATS = f"{_TYPES}.stats"
 
-_PROTOCOL_WAITS = dict.fromkeys(
-    (
-        "DeltaFunctionCall DeltaMessage DeltaToolCall ExtractedToolCallInformation FunctionCall ToolCall "
-        "ChatCompletionToolsParam ChatCompletionNamedToolChoiceParam"
-    ).split(),
-    TOOLS,
-)
+
+def _old_tool_paths() -> dict[str, Entry | Waits]:
+    waits = Waits(TOOLS)
+    return {
+        "vllm.tool_parsers": waits,
+        "vllm.entrypoints.openai.tool_parsers": waits,
+        "vllm.entrypoints.generate.base": Entry(),
+        "vllm.entrypoints.generate": Entry(),
+        "vllm.entrypoints.generate.base.protocol": Entry(_PROTOCOL),
+        "vllm.parser": waits,
+    }
+
 
 MODULES: dict[str, Entry | Waits] = {
     # -- user-level names and the loader -------------------------------------------------------------------------------
@@ -225,7 +230,8 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.config.vllm": Entry(f"{_CONFIG}.sections.vllm", names=_CURRENT),
     "vllm.config.model": Entry(f"{_CONFIG}.sections.model"),
     "vllm.config.cache": Entry(
-        f"{_CONFIG}.sections.cache", waits={"register_kv_cache_dtype": "KV cache dtypes", "KV_CACHE_DTYPES": "KV cache dtypes"}
+        f"{_CONFIG}.sections.cache",
+        waits={"register_kv_cache_dtype": "KV cache dtypes", "KV_CACHE_DTYPES": "KV cache dtypes"},
     ),
     "vllm.config.parallel": Entry(f"{_CONFIG}.sections.parallel"),
     "vllm.config.scheduler": Entry(f"{_CONFIG}.sections.scheduler"),
@@ -250,10 +256,13 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.logprobs": Entry(f"{_TYPES}.logprobs"),
     "vllm.inputs": Entry(names=_INPUTS, waits={"MultiModalDataDict": MULTIMODAL}),
     "vllm.inputs.data": Entry(names=_INPUTS),
-    "vllm.sequence": Entry(names=_from(f"{_CONTRACTS}.model", "IntermediateTensors")),
+    "vllm.sequence": Entry(
+        names=_from(f"{_CONTRACTS}.model", "IntermediateTensors")
+        | _from(f"{_WORKER}.sampling.sampler", "SamplerOutput")
+    ),
     "vllm.lora": Entry(),
     "vllm.lora.request": Entry(f"{_TYPES}.lora_request"),
-    "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver"),
+    "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver", waits={"LoRAResolverRegistry": LORA}),
     "vllm.forward_context": Entry(f"{_WORKER}.forward_context"),
     # -- models --------------------------------------------------------------------------------------------------------
     "vllm.model_executor": Entry(),
@@ -261,14 +270,16 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.registry": Entry(f"{_WORKER}.models.registry"),
     "vllm.model_executor.models.interfaces": Entry(
         names=_MODEL_CONTRACTS,
-        waits={"MultiModalEmbeddings": MULTIMODAL, "SupportsMambaPrefixCaching": MAMBA, "SupportsEagle": "speculative decoding",
-               "SupportsEagle3": "speculative decoding"},
+        waits={
+            "MultiModalEmbeddings": MULTIMODAL,
+            "SupportsMambaPrefixCaching": MAMBA,
+            "SupportsEagle": "speculative decoding",
+            "SupportsEagle3": "speculative decoding",
+        },
     ),
     "vllm.model_executor.models.interfaces_base": Entry(names=_MODEL_BASES),
     "vllm.model_executor.models.llama": Entry(f"{_WORKER}.models.llama"),
-    "vllm.model_executor.models.utils": Entry(
-        _LOADING, waits={"init_vllm_registered_model": MULTIMODAL}
-    ),
+    "vllm.model_executor.models.utils": Entry(_LOADING),
     "vllm.model_executor.models.adapters": Waits(POOLING),
     "vllm.model_executor.models.config": Waits(MODELS),
     "vllm.model_executor.models.module_mapping": Waits(MULTIMODAL),
@@ -306,9 +317,15 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.layers.quantization.gguf": Entry(f"{_WORKER}.quantization.gguf"),
     "vllm.model_executor.layers.quantization.kv_cache": Waits("KV cache dtypes"),
     "vllm.model_executor.layers.quantization.fp8": Waits(QUANT),
+    "vllm.model_executor.layers.quantization.utils": Waits(QUANT),
     "vllm.model_executor.model_loader": Entry(names=_LOADERS),
     "vllm.model_executor.model_loader.base_loader": Entry(f"{_CONTRACTS}.model_loader"),
-    "vllm.model_executor.model_loader.weight_utils": Entry(_LOADING),
+    "vllm.model_executor.model_loader.weight_utils": Entry(f"{_LAYERS}.parameters {_LOADING}"),
+    "vllm.model_executor.model_loader.default_loader": Entry(f"{_WORKER}.loaders.default"),
+    "vllm.model_executor.model_loader.utils": Entry(
+        names=_from(f"{_WORKER}.models.building", "initialize_model")
+        | _from(f"{_WORKER}.loaders.building", "process_weights_after_loading set_default_torch_dtype")
+    ),
     "vllm.compilation": Entry(),
     "vllm.compilation.decorators": Entry("hardpoint.compat.adapters"),
     "vllm.distributed": Entry(_PARALLEL),
@@ -348,7 +365,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.engine.core": Entry("hardpoint.engine_core.step"),
     "vllm.v1.engine.exceptions": Entry(names=_from("hardpoint.errors", "EngineDeadError EngineGenerateError")),
     "vllm.v1.request": Entry("hardpoint.engine_core.request", names=_from(f"{_TYPES}.finish", "RequestStatus")),
-    "vllm.v1.outputs": Entry(f"{_TYPES}.schedule"),
+    "vllm.v1.outputs": Entry(
+        f"{_TYPES}.schedule {_TYPES}.logprobs", names=_from(f"{_WORKER}.sampling.sampler", "SamplerOutput")
+    ),
     "vllm.v1.core": Entry(),
     "vllm.v1.core.sched": Entry(),
     "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
@@ -386,7 +405,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.sample.logits_processor.interface": Entry(names=_LOGITS_V1),
     "vllm.v1.sample.logits_processor.builtin": Entry(names=_LOGITS_V1),
     # -- platforms -----------------------------------------------------------------------------------------------------
-    "vllm.platforms": Entry("hardpoint.platforms", names=_from(f"{_CONTRACTS}.platform", "CpuArchEnum Platform PlatformEnum")),
+    "vllm.platforms": Entry(
+        "hardpoint.platforms", names=_from(f"{_CONTRACTS}.platform", "CpuArchEnum Platform PlatformEnum")
+    ),
     "vllm.platforms.interface": Entry(f"{_CONTRACTS}.platform"),
     "vllm.platforms.cpu": Entry("hardpoint.platforms.cpu"),
     "vllm.platforms.cuda": Entry("hardpoint.platforms.cuda"),
@@ -395,24 +416,23 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.entrypoints.llm": Entry(names=_from("hardpoint.llm", "LLM")),
     "vllm.entrypoints.chat_utils": Entry("hardpoint.compat.adapters"),
     "vllm.entrypoints.openai": Entry(),
-    "vllm.entrypoints.openai.protocol": Entry("hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS),
+    "vllm.entrypoints.openai.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.engine": Entry(),
-    "vllm.entrypoints.openai.engine.protocol": Entry("hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS),
+    "vllm.entrypoints.openai.engine.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.chat_completion": Entry(),
-    "vllm.entrypoints.openai.chat_completion.protocol": Entry(
-        "hardpoint.front_end.server.protocol", waits=_PROTOCOL_WAITS
-    ),
+    "vllm.entrypoints.openai.chat_completion.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.completion": Entry(),
-    "vllm.entrypoints.openai.completion.protocol": Entry("hardpoint.front_end.server.protocol"),
+    "vllm.entrypoints.openai.completion.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.responses": Waits("the Responses API"),
     "vllm.entrypoints.pooling": Waits(POOLING),
     "vllm.entrypoints.serve": Entry(),
     "vllm.entrypoints.serve.engine": Entry(),
-    "vllm.entrypoints.serve.engine.protocol": Entry("hardpoint.front_end.server.protocol"),
+    "vllm.entrypoints.serve.engine.protocol": Entry(_PROTOCOL),
     "vllm.tokenizers": Entry("hardpoint.front_end.tokenizers"),
     "vllm.tokenizers.detokenizer_utils": Entry("hardpoint.compat.adapters"),
     "vllm.transformers_utils": Entry(),
     "vllm.transformers_utils.tokenizer": Entry("hardpoint.compat.adapters"),
+    "vllm.transformers_utils.config_parser_base": Waits("Hugging Face configuration parsers"),
     "vllm.transformers_utils.config": Waits("Hugging Face configuration parsers"),
     "vllm.renderers": Waits(POOLING),
     "vllm.reasoning": Waits(REASONING),
@@ -423,8 +443,13 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.pool": Waits(POOLING),
     **_old_tool_paths(),
     # -- helpers -------------------------------------------------------------------------------------------------------
-    "vllm.utils": Entry("hardpoint.compat.adapters", names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")),
-    "vllm.utils.import_utils": Entry(names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")),
+    "vllm.utils": Entry(
+        "hardpoint.compat.adapters", names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")
+    ),
+    "vllm.utils.import_utils": Entry(
+        names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname"),
+        waits={"import_from_path": TOOLS, "import_plugin": TOOLS},
+    ),
     "vllm.utils.torch_utils": Entry("hardpoint.compat.torch_helpers"),
     "vllm.utils.deep_gemm": Waits("GPU kernels"),
 }

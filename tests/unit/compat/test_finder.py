@@ -179,4 +179,16 @@ def test_a_real_vllm_that_is_already_imported_stays(real_vllm):
 
 
 def test_uninstall_takes_it_out_again():
-    run(INSTALL + "import vllm.config\ncompat.uninstall()\ntry:\n import vllm\nexcept ImportError: pass\nelse: raise SystemExit(1)")
+    run(
+        INSTALL
+        + """
+import vllm.config
+compat.uninstall()
+try:
+    import vllm
+except ImportError:
+    pass
+else:
+    raise SystemExit(1)
+"""
+    )

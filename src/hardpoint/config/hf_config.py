@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 from hardpoint.config.sections.base import near_miss
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, ModelFileError
 
 # Keys ending in _config that stay dicts, as in transformers.
 _STAYS_DICT = {"quantization_config", "compression_config"}
@@ -52,6 +53,22 @@ KNOWN_KEYS = frozenset({
 # fmt: on
 
 
+class MissingFactError(ModelFileError, AttributeError):
+    """A model asks its config for a key that is not there."""
+
+    def __init__(self, name: str, known: Iterable[str] = ()) -> None:
+        super().__init__(f"the model's config has no {name!r}", code="model-facts")
+        self._name = name
+        self._known = known
+
+    def __str__(self) -> str:
+        # Looked for only when someone reads it: most callers have a default and go on.
+        return f"{self.what}{near_miss(self._name, self._known)}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._name, tuple(self._known))
+
+
 class HFConfig:
     """The contents of a config.json: `config.hidden_size`; a missing key is an AttributeError.
 
@@ -64,7 +81,7 @@ class HFConfig:
             self.__dict__[key] = HFConfig(value) if nests else value
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"the model's config has no {name!r}{near_miss(name, self.__dict__)}")
+        raise MissingFactError(name, self.__dict__)
 
     def __contains__(self, name: object) -> bool:
         return name in self.__dict__

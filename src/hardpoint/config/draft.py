@@ -20,6 +20,7 @@ from hardpoint.log import init_logger
 logger = init_logger(__name__)
 
 _LONGEST = 200
+_OURS = "hardpoint."
 
 
 class Draft:
@@ -29,6 +30,8 @@ class Draft:
         self.config = config
         self.step = ""
         self.sealed = False
+        # Whether another process has a copy already.
+        self.sent = False
         # What changed in which step: (field path, step).
         self.writes: list[tuple[str, str]] = []
         self._names: dict[int, str] = {}
@@ -54,7 +57,7 @@ class Draft:
             self.attach()
             for path, value in _containers(self.config).items():
                 if path in before and value != before[path]:
-                    self._note(path, before[path], value, author)
+                    self._note(path, before[path], value, author or BUILT_IN)
             self.step = ""
 
     def seal(self) -> None:
@@ -82,20 +85,21 @@ class Draft:
         if isinstance(new, (list, dict, set)) and not self.sealed:
             # The comparison at the end of the step reports it, once.
             return
-        author = self._note(path, old, new)
+        writer = _writer()
+        author = _author(writer)
+        self._note(path, old, new, author)
         # Our own code notes results of the start, such as the block size an attention backend needs.
-        if self.sealed and not _writer().startswith("hardpoint."):
+        if self.sealed and not writer.startswith(_OURS):
             text = f"{path} is set to {_short(new)} after the configuration was sealed, by {author.label}"
             ledger.record("warn", "config", path, origin=author, detail=text)
-            logger.warning("%s; other processes do not see it", text)
+            seen = "other processes do not see it" if self.sent else "what was derived from the old value stays"
+            logger.warning("%s; %s", text, seen)
 
-    def _note(self, path: str, old: Any, new: Any, author: Origin | None = None) -> Origin:
-        author = author or acting_plugin() or (current_origin() if self.sealed else BUILT_IN)
+    def _note(self, path: str, old: Any, new: Any, author: Origin) -> None:
         step = self.step or ("after sealing" if self.sealed else "outside the steps")
         self.writes.append((path, step))
         detail = f"{_short(old)} -> {_short(new)} in step {step!r}"
         ledger.record("config_write", "config", path, origin=author, detail=detail)
-        return author
 
 
 def draft_of(config: VllmConfig) -> Draft | None:
@@ -135,7 +139,14 @@ def _containers(config: VllmConfig) -> dict[str, Any]:
 
 def _writer() -> str:
     """The module that assigns to the field: past `wrote` and `Section.__setattr__`."""
-    return sys._getframe(3).f_globals.get("__name__", "")
+    return str(sys._getframe(3).f_globals.get("__name__", ""))
+
+
+def _author(writer: str) -> Origin:
+    """Who writes: whoever's module assigns, not whoever's patch lies further out on the stack."""
+    if writer.startswith(_OURS):
+        return BUILT_IN
+    return ledger.origin_of_module(writer) or acting_plugin() or current_origin()
 
 
 def _is_runtime(section: Section, name: str) -> bool:

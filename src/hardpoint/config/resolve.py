@@ -67,7 +67,7 @@ class Step:
 
 
 def settle(config: VllmConfig) -> None:
-    """Run all steps on a configuration and seal it. Raises `ConfigError` or `ModelFileError`."""
+    """Run all steps on a configuration, which `seal` must follow. Raises `ConfigError` or `ModelFileError`."""
     platform = load_ref("hardpoint.platforms:current_platform")
     draft = draft_of(config) or Draft(config)
     draft.sealed = False
@@ -80,7 +80,19 @@ def settle(config: VllmConfig) -> None:
     if again:
         _report_second_run(platform, draft.writes[before:])
     config.is_settled = True
-    draft.seal()
+
+
+def settle_again(config: VllmConfig) -> None:
+    """Run all steps, and the platform's hooks with them, on a configuration from another process; seal it."""
+    config.__post_init__()
+    seal(config)
+
+
+def seal(config: VllmConfig) -> None:
+    """Declare a configuration finished."""
+    draft = draft_of(config)
+    if draft is not None:
+        draft.seal()
 
 
 def _author(platform: Any) -> Origin:
@@ -378,5 +390,5 @@ def replace(config: VllmConfig, **changes: Any) -> VllmConfig:
         if name not in type(config).__dataclass_fields__:
             raise ConfigError(f"vllm_config has no field {name!r}", code="config-unknown-field")
         setattr(changed, name, value)
-    changed.__post_init__()
+    settle_again(changed)
     return changed

@@ -37,6 +37,9 @@ _SECTIONS: dict[str, type[Section]] = {
 
 def to_wire(vllm_config: VllmConfig) -> bytes:
     """Encode a configuration. `ConfigError` names a value that cannot cross processes."""
+    journal = vllm_config.__dict__.get("_journal")
+    if journal is not None:
+        journal.sent = True
     return msgspec.msgpack.encode(_encode(vllm_config, "vllm_config"))
 
 

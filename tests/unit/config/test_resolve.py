@@ -7,11 +7,11 @@ import logging
 import pytest
 
 from hardpoint.config.draft import draft_of, writing
-from hardpoint.config.resolve import STEPS, replace
+from hardpoint.config.resolve import STEPS, replace, settle_again
 from hardpoint.config.sections import CompilationMode, LoadConfig, ModelConfig, SchedulerConfig, VllmConfig
 from hardpoint.config.wire import from_wire, to_wire
 from hardpoint.errors import ConfigError, ModelFileError
-from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.ledger import Origin, ledger
 from hardpoint.extensions.registry import registry
 
 
@@ -243,6 +243,62 @@ def test_a_write_after_sealing_works_and_is_reported(settle, llama_folder, log):
     assert "scheduler_config.max_num_seqs is set to 3 after the configuration was sealed" in log.text
     assert __name__ in log.text
     assert writes("scheduler_config.max_num_seqs")[-1] == "128 -> 3 in step 'after sealing'"
+
+
+@pytest.fixture
+def acme():
+    """Code of a loaded plugin: `acme(source)` defines functions in a module of its own."""
+    origin = Origin(distribution="acme", version="1.0", module="acme")
+    ledger.know_package("acme", origin)
+
+    def define(source: str):
+        namespace: dict = {"__name__": "acme.patches", "VllmConfig": VllmConfig, "original": VllmConfig.__post_init__}
+        exec(source, namespace)
+        return namespace
+
+    yield define
+    ledger._roots.pop("acme")
+
+
+def authors(path: str) -> list[str]:
+    return [entry.origin.label for entry in ledger.entries(kind="config_write", key="config", name=path)]
+
+
+def test_a_plugin_around_the_config_check_answers_for_its_own_writes_only(settle, llama_folder, acme, monkeypatch, log):
+    patches = acme("""
+def patched(config):
+    config.parallel_config.worker_cls = "acme.worker.Worker"
+    original(config)
+    config.scheduler_config.max_num_seqs = 3
+""")
+    monkeypatch.setattr(VllmConfig, "__post_init__", patches["patched"])
+    ledger_before = len(ledger.entries())
+    config = settle(llama_folder())
+    assert (config.parallel_config.worker_cls, config.scheduler_config.max_num_seqs) == ("acme.worker.Worker", 3)
+    assert authors("parallel_config.worker_cls")[-1] == authors("scheduler_config.max_num_seqs")[-1] == "acme 1.0"
+    assert writes("parallel_config.worker_cls")[-1] == "'auto' -> 'acme.worker.Worker' before the steps"
+    assert writes("scheduler_config.max_num_seqs")[-1] == "128 -> 3 in step 'outside the steps'"
+    assert authors("compilation_config.custom_ops")[-1] == authors("model_config.dtype")[-1] == "built in"
+    theirs = [e for e in ledger.entries()[ledger_before:] if e.origin.distribution == "acme"]
+    assert len(theirs) == 2
+    assert "sealed" not in log.text, "the configuration is not finished before the patch is"
+
+
+def test_a_late_write_says_who_does_not_see_it(settle, llama_folder, acme, log):
+    late = acme("def late(config):\n    config.scheduler_config.max_num_seqs -= 1\n")["late"]
+    config = settle(llama_folder())
+    late(config)
+    assert "after the configuration was sealed, by acme 1.0; what was derived from the old value stays" in log.text
+    to_wire(config)
+    late(config)
+    assert "is set to 126 after the configuration was sealed, by acme 1.0; other processes do not see it" in log.text
+
+
+def test_a_second_process_settles_and_seals_again(settle, llama_folder):
+    config = from_wire(to_wire(settle(llama_folder())))
+    assert draft_of(config) is None
+    settle_again(config)
+    assert draft_of(config).sealed
 
 
 def test_results_of_the_running_engine_are_no_news(settle, llama_folder, log):

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import sys
 import typing
 from functools import cache
 from typing import Annotated, Any, Literal, Protocol, TypeVar
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 import msgspec
 
 from hardpoint.errors import ConfigError
+from hardpoint.extensions.ledger import ledger
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -44,6 +46,8 @@ class Section:
         journal: Journal | None = self.__dict__.get("_journal")
         if journal is not None:
             journal.wrote(self, name, getattr(self, name, None), value)
+        elif name in self.__dict__:
+            _note_early(self, name, value)
         self.__dict__[name] = value
 
     def check(self) -> None:
@@ -58,6 +62,14 @@ class Section:
         """Return a short digest of the values, equal for equal sections."""
         values = {f.name: self.__dict__.get(f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
         return hashlib.sha256(json.dumps(values, default=_plain, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _note_early(section: Section, name: str, value: Any) -> None:
+    """Tell the ledger of a plugin's write to a section that no draft watches yet, such as one in a patched seam."""
+    author = ledger.origin_of_module(str(sys._getframe(2).f_globals.get("__name__", "")))
+    if author is not None:
+        detail = f"{section.__dict__[name]!r} -> {value!r} before the steps"
+        ledger.record("config_write", "config", f"{section_name(type(section))}.{name}", origin=author, detail=detail)
 
 
 def _plain(value: Any) -> Any:

@@ -46,9 +46,18 @@ from hardpoint.config.sections.transfer import (
 from hardpoint.extensions.refs import load_ref
 
 
+class _Sealing(type):
+    """Seals a configuration once it is made, which is after whatever a plugin wrapped around `__post_init__`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        config = super().__call__(*args, **kwargs)
+        load_ref("hardpoint.config.resolve:seal")(config)
+        return config
+
+
 @dataclass
-class VllmConfig(Section):
-    """All sections. Making one settles it: `config.resolve` runs its steps and seals the result.
+class VllmConfig(Section, metaclass=_Sealing):
+    """All sections. Making one settles it: `config.resolve` runs its steps, then the result is sealed.
 
     model_config None skips the steps that need a model (tests, tools).
     """

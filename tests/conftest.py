@@ -12,6 +12,9 @@ import pytest
 
 from hardpoint.config import catalogue
 
+# As workers do for themselves: torch's threads must not spin while other tests want the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # What the tiny model's tokenizer learns its merges from.
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -243,6 +244,7 @@ class WorkerWrapperBase:
 
         Raises ConfigError for a worker class that cannot be used, and whatever its constructor raises.
         """
+        _let_waiting_threads_sleep()
         boot(Role.WORKER)
         kwargs = all_kwargs[self.rpc_rank]
         vllm_config: VllmConfig = kwargs["vllm_config"]
@@ -295,6 +297,16 @@ class WorkerWrapperBase:
         if worker is None or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         return getattr(worker, name)
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Settle how OpenMP's threads wait, unless the user did; read when torch is first imported.
+
+    By default they spin, and on a machine whose cores are shared (with our own front end, for one) each of
+    the hundreds of parallel regions of a step then waits for a core: steps take up to fifty times as long.
+    """
+    if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _worker_class(vllm_config: VllmConfig) -> type[WorkerBase]:

@@ -1,3 +1,4 @@
+import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -115,6 +116,15 @@ def build(config, rank=0, ranks=1):
 def test_plugins_load_before_kernels_and_the_worker(config):
     build(config)
     assert Platform.calls == [Role.WORKER, "triton", "built"]
+
+
+@pytest.mark.parametrize("given", [{}, {"OMP_WAIT_POLICY": "ACTIVE"}, {"GOMP_SPINCOUNT": "5"}])
+def test_waiting_threads_sleep_unless_the_user_says_otherwise(config, monkeypatch, given):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "environ", {**os.environ, **given})
+    build(config)
+    assert os.environ.get("OMP_WAIT_POLICY") == (given or {"OMP_WAIT_POLICY": "PASSIVE"}).get("OMP_WAIT_POLICY")
 
 
 def test_each_rank_takes_its_own_arguments_and_plan(config):

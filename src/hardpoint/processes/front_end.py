@@ -29,6 +29,7 @@ _PLATFORM = "hardpoint.platforms:current_platform"
 # Loaded once the engine core is on its way: fastapi, uvicorn and the tokenizers take a while.
 _ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
 _BUILD_APP = "hardpoint.front_end.server.app:build_app"
+_LOAD_MIDDLEWARE = "hardpoint.front_end.server.middleware:load_middleware"
 _INIT_APP_STATE = "hardpoint.front_end.server.app:init_app_state"
 _HTTP_SERVER = "hardpoint.processes.http_server:HttpServer"
 _CHECK_TLS = "hardpoint.processes.http_server:check_tls"
@@ -63,11 +64,18 @@ def _serve(args: Namespace, signals: StopSignals) -> int:
     with contextlib.closing(listen(args)) as listener:
         mark_run()
         boot(Role.FRONT_END)
+        _check_middleware(args)
         engine = _start_engine(args)
         try:
             return _run(args, listener, engine, signals)
         finally:
             engine.shutdown()
+
+
+def _check_middleware(args: Namespace) -> None:
+    """Find a --middleware that cannot be imported before the model is loaded for nothing."""
+    for path in getattr(args, "middleware", None) or ():
+        load_ref(_LOAD_MIDDLEWARE)(path)
 
 
 def _refuse(args: Namespace) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -174,15 +175,16 @@ class _Isolated:
     def _write_regularly(self, interval_s: float) -> None:
         while not self._stop.wait(interval_s):
             self.wait_for("log")
+        self.wait_for("log")
 
-    def stop(self) -> None:
-        """End the thread, give a last chance to write, and let go of what the logger holds."""
+    def end(self) -> None:
+        """Let the thread write once more and end."""
         self._stop.set()
+
+    def join(self, seconds: float) -> None:
+        """Wait for that, and let go of what the logger holds."""
         if self._thread is not None:
-            self._thread.join(_STOP_WAIT_S)
-            if self._thread.is_alive():
-                return
-            self.wait_for("log")
+            self._thread.join(max(seconds, 0.0))
         if isinstance(self.inner, PrometheusStatLogger):
             self.inner.close()
 
@@ -292,6 +294,12 @@ class StatLoggerManager:
                 one.start(seconds)
 
     def stop(self) -> None:
-        """End the threads after a last line, and take this engine's metrics away."""
+        """End the threads after a last line each, and take this engine's metrics away.
+
+        A logger that takes too long over its last line is left behind.
+        """
         for one in self._isolated:
-            one.stop()
+            one.end()
+        ends = time.monotonic() + _STOP_WAIT_S
+        for one in self._isolated:
+            one.join(ends - time.monotonic())

@@ -209,6 +209,24 @@ def test_stop_writes_once_more_and_ends_the_threads(managers):
     assert not [t for t in threading.enumerate() if t.name.startswith("stats ")]
 
 
+def test_slow_logger_is_left_behind_at_the_end(managers, monkeypatch):
+    monkeypatch.setattr(loggers, "_STOP_WAIT_S", 0.1)
+    go_on = threading.Event()
+
+    class Slow(Recorder):
+        def log(self):
+            go_on.wait(10)
+
+    manager = managers(Slow, Recorder)
+    manager.start(60)
+    started = time.monotonic()
+    manager.stop()
+    assert time.monotonic() - started < 5
+    assert ("log",) in Recorder.made[1].calls
+    go_on.set()
+    wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("stats ")])
+
+
 def test_raising_record_is_told_once_and_hurts_nobody(managers, caplog):
     class Bad(Recorder):
         def record(self, *args, **named):

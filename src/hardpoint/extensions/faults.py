@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hardpoint.errors import PluginError
+from hardpoint.extensions.ledger import Origin
 from hardpoint.extensions.rows import Fault
 
 
@@ -28,6 +29,13 @@ _ERRORS: dict[Fault, type[PluginError]] = {
 def error_for(fault: Fault, what: str, *, code: str, origin: str, fix: str) -> PluginError:
     """The coded error of a fault, of the type its column names."""
     return _ERRORS.get(fault, PluginError)(what, code=code, origin=origin, fix=fix)
+
+
+def leave_out(origin: Origin) -> str:
+    """The fix for a plugin that fails."""
+    package = f"{origin.distribution} {origin.version}".strip() or origin.module
+    mend = "correct what it complains of" if origin.distribution == "hardpoint" else f"mend or uninstall {package}"
+    return f"{mend}, or leave it out with HARDPOINT_PLUGINS_DENY={origin.entry_point}" if origin.entry_point else mend
 
 
 def in_words(error: BaseException) -> str:

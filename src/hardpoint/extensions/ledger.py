@@ -228,6 +228,17 @@ def acting_plugin() -> Origin | None:
     return None
 
 
+def plugin_behind(error: BaseException) -> Origin | None:
+    """The loaded plugin whose code raised, itself or in a library it called; None when code of ours did."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        module_name = trace.tb_frame.f_globals.get("__name__", "")
+        ours = module_name.partition(".")[0] == "hardpoint"
+        found = None if ours else ledger.origin_of_module(module_name) or found
+        trace = trace.tb_next
+    return found
+
+
 def _caller_origin() -> Origin:
     frame = sys._getframe(2)
     while frame is not None:

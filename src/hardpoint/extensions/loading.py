@@ -22,7 +22,7 @@ from typing import Any
 from hardpoint.env import envs
 from hardpoint.errors import PluginError
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
-from hardpoint.extensions.faults import error_for, in_words
+from hardpoint.extensions.faults import error_for, in_words, leave_out
 from hardpoint.extensions.ledger import attributing, ledger
 from hardpoint.extensions.points import GROUPS, group_row
 from hardpoint.extensions.refs import load_ref
@@ -222,7 +222,7 @@ _KINDS = {
 def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException, *, code: str) -> None:
     """Apply a fault rule: log and note a skip, or raise the row's error chained to `error`."""
     origin = found.origin_with_file()
-    fix = _leave_out(found)
+    fix = leave_out(found.origin)
     wrong_kind_error = isinstance(error, PluginError) and error.code == "plugin-kind"
     if isinstance(error, PluginError) and wrong_kind_error:
         what, fix, rule = error.what, error.fix, row.wrong_type
@@ -239,10 +239,6 @@ def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException
     if wrong_kind_error:
         raise error
     raise error_for(rule, what, code=code, origin=f"{origin.label}, in {ledger.role}", fix=fix) from error
-
-
-def _leave_out(found: Found) -> str:
-    return f"mend or uninstall {found.package}, or leave it out with HARDPOINT_PLUGINS_DENY={found.name}"
 
 
 def _plugin_part(trace: TracebackType | None) -> TracebackType | None:
@@ -315,7 +311,7 @@ def watching(row: Group, found: Found, doing: str) -> Iterator[None]:
 
     def tell() -> None:
         what = f"plugin {found.name!r} ({found.package}): its {doing} is still running after {_STUCK_S:g} s"
-        ledger.record("warn", row.key, found.name, origin=found.origin, detail=what, fix=_leave_out(found))
+        ledger.record("warn", row.key, found.name, origin=found.origin, detail=what, fix=leave_out(found.origin))
         logger.warning("%s; the start waits for it", what)
 
     ledger.announce(row.key, found.name, found.origin, doing)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hardpoint.errors import HardpointError
 from hardpoint.extensions.boot import boot
+from hardpoint.extensions.faults import leave_out
+from hardpoint.extensions.ledger import plugin_behind
 from hardpoint.extensions.rows import Role
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ParentLink, attach
@@ -59,8 +61,11 @@ def described(error: BaseException) -> StartFailed:
     trace = "".join(traceback.format_exception(error))
     if isinstance(error, HardpointError):
         return StartFailed(error.code, error.what, error.origin, error.fix, trace, type(error).__name__)
-    text = str(error) or "no message"
-    return StartFailed("unexpected", f"{type(error).__name__}: {text}", origin=_place(error), traceback=trace)
+    what = f"{type(error).__name__}: {str(error) or 'no message'}"
+    plugin = plugin_behind(error)
+    if plugin is not None:
+        return StartFailed("plugin-code", what, f"{plugin.label}, at {_place(error)}", leave_out(plugin), trace)
+    return StartFailed("unexpected", what, origin=_place(error), traceback=trace)
 
 
 def _place(error: BaseException) -> str:

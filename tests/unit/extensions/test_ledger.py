@@ -10,6 +10,7 @@ from hardpoint.extensions.ledger import (
     attributing,
     current_origin,
     ledger,
+    plugin_behind,
 )
 
 ACME = Origin("acme", "1.2", "vllm.general_plugins", "acme", "acme.plugin", "/x/acme/plugin.py")
@@ -35,6 +36,36 @@ def test_a_patch_left_behind_is_attributed_to_its_package():
     assert namespace["patched"]()[0] is None
     ledger.know_package("acme", ACME)
     assert namespace["patched"]() == (ACME, ACME)
+
+
+def raised_in(*modules: str) -> BaseException:
+    """An error raised by a function of the last module, called through one of each other."""
+
+    def inner():
+        raise KeyError("x")
+
+    for name in reversed(modules):
+        namespace = {"__name__": name, "inner": inner}
+        exec("def call():\n    return inner()", namespace)
+        inner = namespace["call"]
+    try:
+        inner()
+    except KeyError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("modules", "blamed"),
+    [
+        (["hardpoint.cli.main", "acme.patches"], True),
+        (["hardpoint.cli.main", "acme.patches", "json.decoder"], True),
+        (["acme.patches", "hardpoint.config.resolve"], False),
+        (["hardpoint.cli.main", "json.decoder"], False),
+    ],
+)
+def test_an_error_is_blamed_on_the_plugin_whose_code_raised(modules, blamed):
+    ledger.know_package("acme", ACME)
+    assert plugin_behind(raised_in(*modules)) == (ACME if blamed else None)
 
 
 def test_entries_survive_json_and_merge_once():

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -22,9 +22,19 @@ _MARK = "HARDPOINT_TEST_MARK"
 
 
 class ServerProcess:
-    """`python -m hardpoint serve MODEL`, on a free port unless told otherwise."""
+    """`python -m hardpoint serve MODEL`, on a free port unless told otherwise.
 
-    def __init__(self, model: Path, *flags: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
+    program  what to run instead of `python -m hardpoint`
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        *flags: str,
+        port: int | None = None,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "hardpoint"),
+    ) -> None:
         self.port = port or free_port()
         self.mark = uuid.uuid4().hex
         # Short, and nothing else's: what is left here was left by this server.
@@ -39,7 +49,7 @@ class ServerProcess:
             "VLLM_RPC_BASE_PATH": self.sockets,
             "NO_PROXY": "*",
         }
-        command = [sys.executable, "-m", "hardpoint", "serve", str(model), "--host", "127.0.0.1"]
+        command = [*program, "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(self.port), "--served-model-name", "m", *flags]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+
 from process_tools import running, wait_until
 
 _MARK = "HARDPOINT_TEST_MARK"

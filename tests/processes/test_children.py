@@ -12,11 +12,11 @@ import time
 
 import psutil
 import pytest
-from process_tools import ended
 
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ExitStatus, spawn_child
 from hardpoint.types.messages import Hello
+from process_tools import ended
 
 CHILD = """
 import os, signal, subprocess, sys, time

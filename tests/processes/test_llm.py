@@ -9,6 +9,7 @@ import uuid
 
 import psutil
 import pytest
+
 from process_tools import wait_until
 
 MARK = "HARDPOINT_TEST_MARK"

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from process_tools import ended
 
 from hardpoint.config.engine_args import EngineArgs
 from hardpoint.contracts.executor import Executor
@@ -18,6 +17,7 @@ from hardpoint.engine_core.step import EngineCore
 from hardpoint.errors import EngineDeadError, HardpointError
 from hardpoint.types.messages import EngineCoreRequest
 from hardpoint.types.sampling_params import SamplingParams
+from process_tools import ended
 
 EXTENSION = '''
 import os

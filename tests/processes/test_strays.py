@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import psutil
+
 from process_tools import ended, running
 
 SERVER = """

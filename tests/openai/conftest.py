@@ -70,8 +70,10 @@ class Running:
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     def stop(self) -> int:
+        """End the server, if it has not ended; return its exit status. May be called twice."""
         self.http.close()
-        self.process.send_signal(signal.SIGTERM)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(30)
         except subprocess.TimeoutExpired:
@@ -92,8 +94,7 @@ def start_server(tiny_llama: Path) -> Iterator[Callable[..., Running]]:
 
     yield start
     for server in started:
-        if server.process.poll() is None:
-            server.stop()
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -244,7 +244,7 @@ class WorkerWrapperBase:
 
         Raises ConfigError for a worker class that cannot be used, and whatever its constructor raises.
         """
-        _let_waiting_threads_sleep()
+        let_waiting_threads_sleep()
         boot(Role.WORKER)
         kwargs = all_kwargs[self.rpc_rank]
         vllm_config: VllmConfig = kwargs["vllm_config"]
@@ -299,7 +299,7 @@ class WorkerWrapperBase:
         return getattr(worker, name)
 
 
-def _let_waiting_threads_sleep() -> None:
+def let_waiting_threads_sleep() -> None:
     """Settle how OpenMP's threads wait, unless the user did; read when torch is first imported.
 
     By default they spin, and on a machine whose cores are shared (with our own front end, for one) each of

@@ -8,6 +8,7 @@ import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
+from hardpoint.contracts.worker import let_waiting_threads_sleep
 from hardpoint.errors import HardpointError
 from hardpoint.extensions.boot import boot
 from hardpoint.extensions.faults import leave_out
@@ -35,6 +36,7 @@ def run_child(
     parser  declares the role's own arguments
     """
     link = attach(argv, parser)
+    let_waiting_threads_sleep()
     configure(name)
     try:
         boot(role)

@@ -219,31 +219,35 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         count = rows.shape[0]
         keys, values = self._seen(piece, cache, block_size).to(query.dtype)
         # Heads that share a key/value head become a dimension of their own: nothing is repeated.
-        heads = rows.view(count, self.num_kv_heads, self.group, self.head_size).permute(1, 2, 0, 3)
-        shape = (self.num_kv_heads, self.group, piece.keys, self.head_size)
-        keys, values = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
-        result = self._combine(piece, heads, keys, values)
-        output[piece.start : piece.end].view(count, self.num_kv_heads, self.group, -1).copy_(result.permute(2, 0, 1, 3))
+        heads = rows.view(count, self.num_kv_heads, self.group, self.head_size)
+        target = output[piece.start : piece.end].view(heads.shape)
+        if self.soft_cap is not None or self.slopes is not None:
+            target.copy_(self._combine_by_scores(piece, heads.permute(1, 2, 0, 3), keys, values).permute(2, 0, 1, 3))
+        elif count == 1:
+            # One query: its heads are the queries of their key/value head.
+            target.copy_(F.scaled_dot_product_attention(heads, keys[None], values[None], scale=self.scale))
+        else:
+            target.copy_(self._combine(piece, heads.permute(1, 2, 0, 3), keys, values).permute(2, 0, 1, 3))
 
     def _combine(self, piece: Piece, heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """[kv_heads, group, queries or keys, head_size] three times -> [kv_heads, group, queries, head_size]."""
-        if self.soft_cap is not None or self.slopes is not None:
-            return self._combine_by_scores(piece, heads, keys, values)
+        """[kv_heads, group, queries, head_size], [kv_heads, keys, head_size] twice -> as the first."""
+        shape = (self.num_kv_heads, self.group, piece.keys, self.head_size)
+        keys, values = keys.unsqueeze(1).expand(shape), values.unsqueeze(1).expand(shape)
         if piece.aligned:
-            return F.scaled_dot_product_attention(heads, keys, values, is_causal=piece.keys > 1, scale=self.scale)
+            return F.scaled_dot_product_attention(heads, keys, values, is_causal=True, scale=self.scale)
         mask = None if piece.sees_all else piece.mask(heads.dtype)
         return F.scaled_dot_product_attention(heads, keys, values, attn_mask=mask, scale=self.scale)
 
     def _combine_by_scores(
         self, piece: Piece, heads: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
     ) -> torch.Tensor:
-        scores = (heads.float() @ keys.float().transpose(-1, -2)) * self.scale
+        scores = (heads.float() @ keys.float().unsqueeze(1).transpose(-1, -2)) * self.scale
         if self.soft_cap is not None:
             scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
         if self.slopes is not None:
             scores -= self.slopes.view(self.num_kv_heads, self.group, 1, 1) * piece.distances()
         weights = torch.softmax(scores + piece.mask(torch.float32), dim=-1)
-        return (weights @ values.float()).to(heads.dtype)
+        return (weights @ values.float().unsqueeze(1)).to(heads.dtype)
 
 
 def _refuse(asked: dict[str, bool]) -> None:

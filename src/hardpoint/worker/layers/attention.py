@@ -82,6 +82,8 @@ class Attention(nn.Module, AttentionLayerBase):
         )
         if use_alibi_sqrt is not None:
             extra_impl_args["use_alibi_sqrt"] = use_alibi_sqrt
+        if self.head_size_v != head_size:
+            extra_impl_args["head_size_v"] = self.head_size_v
         self.impl = self.attn_backend.get_impl_cls()(
             num_heads,
             head_size,

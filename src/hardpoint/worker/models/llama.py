@@ -21,6 +21,7 @@ from hardpoint.worker.layers.linear import MergedColumnParallelLinear, QKVParall
 from hardpoint.worker.layers.logits_processor import LogitsProcessor
 from hardpoint.worker.layers.rotary_embedding import get_rope
 from hardpoint.worker.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from hardpoint.worker.models.compilation import support_torch_compile
 from hardpoint.worker.models.loading import (
     AutoWeightsLoader,
     PPMissingLayer,
@@ -231,6 +232,7 @@ def _positions(vllm_config: VllmConfig, config: Any) -> int:
     return max(getattr(config, "max_position_embeddings", 8192), vllm_config.model_config.max_model_len or 0)
 
 
+@support_torch_compile
 class LlamaModel(nn.Module):
     """Embeddings, the stack of layers, the last norm."""
 

@@ -22,20 +22,20 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].view(torch.float16).float()
 
 
-def _nibbles(packed: Tensor) -> Tensor:
-    """[blocks, n] bytes -> [blocks, 2n] float32: all low halves, then all high halves."""
+def _bits(packed: Tensor, shifts: int, width: int = 1) -> Tensor:
+    """[blocks, n] bytes -> [blocks, shifts * n] uint8.
+
+    All bytes' lowest `width` bits, then all bytes' next ones, and so on.
+    """
     # Eight bytes at a time, which is several times as fast.
     wide = packed.contiguous().view(torch.int64)
-    out = torch.empty(packed.shape[0], 2, packed.shape[1])
-    out[:, 0] = (wide & 0x0F0F0F0F0F0F0F0F).view(torch.uint8)
-    out[:, 1] = ((wide >> 4) & 0x0F0F0F0F0F0F0F0F).view(torch.uint8)
-    return out.flatten(1)
+    mask = int.from_bytes(bytes([(1 << width) - 1]) * 8, "little")
+    return torch.cat([((wide >> shift * width) & mask).view(torch.uint8) for shift in range(shifts)], dim=1)
 
 
-def _bits(packed: Tensor, shifts: int, width: int = 1) -> Tensor:
-    """[blocks, n] bytes -> [blocks, shifts, n]: byte >> 0, >> width, >> 2 * width ..., `width` bits of each."""
-    by = torch.arange(shifts, dtype=torch.uint8).mul_(width).view(1, shifts, 1)
-    return (packed.unsqueeze(1) >> by) & ((1 << width) - 1)
+def _nibbles(packed: Tensor) -> Tensor:
+    """[blocks, n] bytes -> [blocks, 2n] float32: all low halves, then all high halves."""
+    return _bits(packed, 2, 4).float()
 
 
 def _f32(blocks: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def _bf16(blocks: Tensor) -> Tensor:
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, 2:].view(torch.int8) * _half(blocks, 0)
+    return blocks[:, 2:].view(torch.int8).float().mul_(_half(blocks, 0))
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
@@ -63,10 +63,9 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
-    """[blocks, 32] uint8 the fifth bit of each number, as 16 or 0."""
-    packed = blocks[:, at : at + 4]
-    # Byte by byte, lowest bit first.
-    return (_bits(packed, 8).transpose(1, 2).reshape(-1, 32)) << 4
+    """[blocks, 32] the fifth bit of each number, as 16 or 0."""
+    bits = blocks[:, at : at + 4].contiguous().view(torch.int32)
+    return ((bits >> torch.arange(32, dtype=torch.int32)) & 1).float().mul_(16)
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
@@ -80,30 +79,32 @@ def _q5_1(blocks: Tensor) -> Tensor:
 
 
 def _quarters(packed: Tensor) -> Tensor:
-    """[blocks, 64] bytes of four 2-bit numbers -> [blocks, 256].
+    """[blocks, 64] bytes of four 2-bit numbers -> [blocks, 256] uint8.
 
     Two halves of 32 bytes; of each half first all lowest pairs of bits, then the next.
     """
-    return torch.cat([_bits(packed[:, at : at + 32], 4, 2).flatten(1) for at in (0, 32)], dim=1)
+    return _bits(packed.reshape(-1, 32), 4, 2).view(-1, 256)
+
+
+def _scaled(numbers: Tensor, scale: Tensor, least: Tensor | None = None) -> Tensor:
+    """[blocks, 256] small integers times the scale of their run, minus its minimum: [blocks, runs] each."""
+    runs = numbers.float().view(*scale.shape, -1).mul_(scale.unsqueeze(-1))
+    return (runs if least is None else runs.sub_(least.unsqueeze(-1))).flatten(1)
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
     scales, numbers = blocks[:, :16], _quarters(blocks[:, 16:80])
-    scale = (_half(blocks, 80) * (scales & 15)).unsqueeze(-1)
-    least = (_half(blocks, 82) * (scales >> 4)).unsqueeze(-1)
-    return (numbers.view(-1, 16, 16) * scale - least).flatten(1)
+    return _scaled(numbers, _half(blocks, 80) * (scales & 15), _half(blocks, 82) * (scales >> 4))
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
     high, low, packed = blocks[:, :32], _quarters(blocks[:, 32:96]), blocks[:, 96:108]
     # Sixteen 6-bit scales: four bits each in the first eight bytes, the upper two in the last four.
-    upper = _bits(packed[:, 8:], 4, 2).flatten(1)
+    upper = torch.cat([(packed[:, 8:] >> shift) & 3 for shift in (0, 2, 4, 6)], dim=1)
     scales = _nibbles(packed[:, :8]).add_(upper << 4).sub_(32)
     # A third bit that is not set takes 4 away.
-    missing = (_bits(high, 8).flatten(1) ^ 1) << 2
-    numbers = low.to(torch.int8) - missing.to(torch.int8)
-    scale = (_half(blocks, 108) * scales).unsqueeze(-1)
-    return (numbers.view(-1, 16, 16) * scale).flatten(1)
+    missing = (_bits(high, 8) ^ 1) << 2
+    return _scaled(low.view(torch.int8) - missing.view(torch.int8), _half(blocks, 108) * scales)
 
 
 def _scales_and_mins(packed: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,13 +118,11 @@ def _scales_and_mins(packed: Tensor) -> tuple[Tensor, Tensor]:
 def _with_mins(blocks: Tensor, numbers: Tensor) -> Tensor:
     """[blocks, 256] small integers times their scale minus their minimum, in eights of a block."""
     scales, mins = _scales_and_mins(blocks[:, 4:16])
-    scale = (_half(blocks, 0) * scales).unsqueeze(-1)
-    least = (_half(blocks, 2) * mins).unsqueeze(-1)
-    return (numbers.view(-1, 8, 32) * scale - least).flatten(1)
+    return _scaled(numbers, _half(blocks, 0) * scales, _half(blocks, 2) * mins)
 
 
 def _runs_of_nibbles(packed: Tensor) -> Tensor:
-    """[blocks, 128] bytes -> [blocks, 256]: of every 32 bytes all low halves, then all high halves."""
+    """[blocks, 128] bytes -> [blocks, 256] uint8: of every 32 bytes all low halves, then all high halves."""
     return _bits(packed.reshape(-1, 32), 2, 4).view(-1, 256)
 
 
@@ -132,15 +131,13 @@ def _q4_k(blocks: Tensor) -> Tensor:
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    fifth = _bits(blocks[:, 16:48], 8).flatten(1) << 4
-    return _with_mins(blocks, _runs_of_nibbles(blocks[:, 48:]) | fifth)
+    return _with_mins(blocks, _runs_of_nibbles(blocks[:, 48:]) | (_bits(blocks[:, 16:48], 8) << 4))
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    low = torch.cat([_bits(blocks[:, at : at + 64], 2, 4).flatten(1) for at in (0, 64)], dim=1)
-    numbers = (low | (_quarters(blocks[:, 128:192]) << 4)).to(torch.int8) - 32
-    scale = (blocks[:, 192:208].view(torch.int8) * _half(blocks, 208)).unsqueeze(-1)
-    return (numbers.view(-1, 16, 16) * scale).flatten(1)
+    low = _bits(blocks[:, :128].reshape(-1, 64), 2, 4).view(-1, 256)
+    numbers = (low | (_quarters(blocks[:, 128:192]) << 4)).view(torch.int8) - 32
+    return _scaled(numbers, blocks[:, 192:208].view(torch.int8) * _half(blocks, 208))
 
 
 DECODERS: dict[GGMLType, Decoder] = {

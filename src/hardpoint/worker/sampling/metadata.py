@@ -93,31 +93,16 @@ def build_metadata(
     """Sort `requests`, one per row, by what they need; `slots` are their slots, 0, 1, ... unless given."""
     rows = list(enumerate(requests))
     random = [row for row, request in rows if not request.greedy]
-    biased = [(row, request) for row, request in rows if request.bias_ids is not None]
-    filtered = [place for place, row in enumerate(random) if requests[row].filtered]
     asked = [(row, request.num_logprobs) for row, request in rows if request.num_logprobs is not None]
     seeded = [row for row, request in rows if request.seed is not None]
-    index = _IndexMaker(device)
-    temperature = top_k = top_p = min_p = None
-    if random:
-        temperature = index.column([1.0 if r.greedy else r.params.temperature for r in requests], torch.float32)
-    if filtered:
-        top_k = index.column([request.top_k for request in requests], torch.int64)
-        top_p = index.column([request.top_p for request in requests], torch.float32)
-        min_p = index.column([request.min_p for request in requests], torch.float32)
-    hidden = set(filtered)
+    biased = [(row, request) for row, request in rows if request.bias_ids is not None]
     return SamplingMetadata(
         requests=list(requests),
         all_greedy=not random,
         all_random=len(random) == len(rows),
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        greedy_rows=index.rows(row for row, request in rows if request.greedy),
-        random_rows=index.rows(random),
-        filtered_rows=index.rows(filtered),
-        plain_rows=index.rows(place for place in range(len(random)) if place not in hidden),
+        greedy_rows=_rows([row for row, request in rows if request.greedy], device),
+        random_rows=_rows(random, device),
+        **_filters(requests, random, device),
         max_num_logprobs=max(number for _, number in asked) if asked else None,
         logprob_rows=[row for row, _ in asked],
         seed_keys=np.array([requests[row].seed for row in seeded], np.uint64),
@@ -133,18 +118,25 @@ def build_metadata(
     )
 
 
+def _filters(requests: Sequence[RequestSampling], random: Sequence[int], device: torch.device) -> dict[str, Any]:
+    """The fields about temperature, top_k, top_p and min_p; `random` are the rows that draw."""
+    filtered = [place for place, row in enumerate(random) if requests[row].filtered]
+    plain = [place for place, row in enumerate(random) if not requests[row].filtered]
+    fields: dict[str, Any] = dict.fromkeys(("temperature", "top_k", "top_p", "min_p"))
+    fields.update(filtered_rows=_rows(filtered, device), plain_rows=_rows(plain, device))
+    if random:
+        degrees = [1.0 if request.greedy else request.params.temperature for request in requests]
+        fields["temperature"] = torch.tensor(degrees, dtype=torch.float32).to(device)
+    if filtered:
+        fields["top_k"] = torch.tensor([request.top_k for request in requests], dtype=torch.int64).to(device)
+        fields["top_p"] = torch.tensor([request.top_p for request in requests], dtype=torch.float32).to(device)
+        fields["min_p"] = torch.tensor([request.min_p for request in requests], dtype=torch.float32).to(device)
+    return fields
+
+
+def _rows(numbers: list[int], device: torch.device) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64).to(device)
+
+
 def _no_context() -> Any:
     raise AssertionError("these rows were described without the slots of a worker")
-
-
-class _IndexMaker:
-    """Makes small tensors on the device."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def rows(self, numbers: Any) -> Tensor:
-        return torch.tensor(list(numbers), dtype=torch.int64).to(self._device)
-
-    def column(self, values: list[Any], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self._device)

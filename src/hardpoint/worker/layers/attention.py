@@ -69,7 +69,6 @@ class Attention(nn.Module, AttentionLayerBase):
             self.sliding_window = cache_config.sliding_window
         self.kv_cache_dtype = cache_config.cache_dtype if cache_config is not None else "auto"
         dtype = torch.get_default_dtype()
-        self.kv_cache_torch_dtype = dtype if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
         self.attn_backend = attn_backend or get_attn_backend(
             head_size,
             dtype,
@@ -97,6 +96,12 @@ class Attention(nn.Module, AttentionLayerBase):
             kv_sharing_target_layer_name,
             **extra_impl_args,
         )
+        self.kv_cache_torch_dtype: torch.dtype = (
+            dtype if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
+        )
+        # Scales of a quantised cache, which some backends read whether it is one or not.
+        self._q_scale, self._k_scale, self._v_scale = (torch.tensor(1.0) for _ in range(3))
+        self._q_scale_float = self._k_scale_float = self._v_scale_float = 1.0
         self.kv_cache = torch.empty(0)
         _register(vllm_config, prefix, self)
 

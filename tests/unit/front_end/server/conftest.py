@@ -184,7 +184,8 @@ class ScriptedEngine(EngineClient):
     def _output(self, request: Any, script: list[int], step: int) -> EngineCoreOutput:
         params, token = request.sampling_params, script[step]
         reason, stop = None, None
-        if token in params.all_stop_token_ids and not (params.ignore_eos and token == params.eos_token_id):
+        ends = params.stop_token_ids if params.ignore_eos else params.all_stop_token_ids
+        if token in (ends or ()):
             reason, stop = FinishReason.STOP, token if token in (params.stop_token_ids or ()) else None
         elif step + 1 >= params.max_tokens or step + 1 >= len(script):
             reason = FinishReason.LENGTH

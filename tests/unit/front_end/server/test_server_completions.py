@@ -488,3 +488,38 @@ def test_fingerprint_follows_its_mode(make_server, run, flags, pattern):
         assert found is None if pattern is None else re.fullmatch(pattern, found)
 
     run(check())
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_offsets_fit_what_a_stop_string_left(make_server, ids, run, include):
+    async def check():
+        server = await make_server(script=lambda p, i: ids("the world hello" + EOS))
+        body = {"prompt": "hi", "stop": ["orld h"], "logprobs": 0, "include_stop_str_in_output": include}
+        (choice,) = (await server.complete(**body))["choices"]
+        assert choice["text"] == ("the world h" if include else "the w")
+        offsets_fit(choice["text"], choice["logprobs"])
+
+    run(check())
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
+def test_hidden_tokens_make_no_empty_chunks(make_server, ids, run, path):
+    async def check():
+        server = await make_server(script=lambda p, i: ids("a" + EOS + EOS + "b" + EOS + "c"))
+        server.engine.pace_s = 0.001
+        messages = [{"role": "user", "content": "x"}]
+        body = {"prompt": "hi", "messages": messages, "ignore_eos": True, "return_token_ids": True, "logprobs": 1}
+        if path != PATH:
+            body["logprobs"] = True
+        choices = [chunk["choices"][0] for chunk in await server.events(path, **body)]
+        texts = [choice["text"] if path == PATH else choice["delta"].get("content", "") for choice in choices]
+        assert [text for text in texts if text] == ["a", "b", "c"]
+        assert texts.count("") == (0 if path == PATH else 1), "more than the opening chunk"
+        # Their ids and log-probabilities come along with the next text.
+        assert [i for choice in choices for i in choice.get("token_ids") or []] == ids(
+            "a" + EOS + EOS + "b" + EOS + "c"
+        )
+        key = "tokens" if path == PATH else "content"
+        assert sum(len(choice["logprobs"][key]) for choice in choices if choice["logprobs"]) == 6
+
+    run(check())

@@ -136,3 +136,27 @@ def test_error_of_one_ends_all(run):
         assert slow.closed
 
     run(check())
+
+
+def test_client_that_leaves_while_a_chunk_is_being_sent_ends_the_work(make_server, run, asgi_call):
+    """A full connection holds the stream back: nobody waits for the engine at that moment."""
+
+    async def check():
+        server = await make_server()
+        call = asgi_call(server.app, "POST", "/v1/completions", b'{"prompt": "hi", "stream": true}')
+        full = asyncio.Event()
+
+        async def send(message):
+            if message["type"] == "http.response.body":
+                full.set()
+                await asyncio.Event().wait()
+
+        call.send = send
+        server.engine.next_step = asyncio.Semaphore(1).acquire
+        task = asyncio.create_task(call.run())
+        await asyncio.wait_for(full.wait(), 2)
+        call.leave()
+        await asyncio.wait_for(task, 2)
+        assert server.engine.aborted
+
+    run(check())

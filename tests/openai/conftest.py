@@ -100,7 +100,7 @@ def start_server(tiny_llama: Path) -> Iterator[Callable[..., Running]]:
 @pytest.fixture(scope="session")
 def server(start_server: Callable[..., Running]) -> Running:
     flags = ["--served-model-name", "tiny", "other", "--enable-prompt-tokens-details", "--enable-request-id-headers"]
-    return start_server(*flags, "--enable-per-request-metrics", "--max-model-len", "256")
+    return start_server(*flags, "--enable-per-request-metrics", "--max-model-len", "256", "--max-num-queued-reqs", "40")
 
 
 @pytest.fixture

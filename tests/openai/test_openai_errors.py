@@ -65,6 +65,17 @@ def test_context_filled_exactly(client, server):
         assert caught.value.param == "prompt"
 
 
+def test_full_queue(server, client):
+    before = server.metric("vllm:admission_rejections_total", 'reason="max_num_queued_reqs"')
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError) as caught:
+            client.completions.create(model="tiny", prompt=["a"] * 41, max_tokens=1, stream=stream)
+        assert caught.value.status_code == 503
+        assert int(caught.value.response.headers["retry-after"]) >= 1
+    assert server.metric("vllm:admission_rejections_total", 'reason="max_num_queued_reqs"') == before + 2
+    assert len(client.completions.create(model="tiny", prompt=["a"] * 40, max_tokens=1).choices) == 40
+
+
 def test_many_at_once_answer_as_alone(server):
     """Greedy text does not depend on the company."""
     prompts = [f"Number {i} of the" for i in range(16)]

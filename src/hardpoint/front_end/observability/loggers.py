@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from prometheus_client import Counter
+
 from hardpoint.contracts.stat_logger import (
     AggregateStatLoggerBase,
     PerEngineStatLoggerFactory,
@@ -190,8 +192,6 @@ class _Isolated:
 
 
 def _fault_counter() -> Any:
-    from prometheus_client import Counter  # noqa: PLC0415 - only a process with a fault needs it
-
     name = "hardpoint:stat_logger_faults"
     return instrument(name, lambda: Counter(name, "Exceptions a stat logger raised", ("logger", "method")))
 

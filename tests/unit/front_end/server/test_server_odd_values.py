@@ -1,0 +1,44 @@
+"""Every field with every kind of odd value: answered or refused, never a server fault."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hardpoint.front_end.server.protocol.chat import ChatCompletionRequest
+from hardpoint.front_end.server.protocol.completions import CompletionRequest
+
+ODD = [
+    "null", "true", "false", "0", "-1", "1", "2", "-2", "0.5", "1e400", "-1e400", "NaN", str(2**63), str(-(2**70)),
+    '""', '"text"', '"\\ud800"', '"\\u0000"', "[]", "[null]", "[1, -1]", '["a", ""]', "[[1]]", "[[]]", "{}",
+    '{"a": 1}', '{"type": "text"}', '{"a": {"b": [1]}}',
+]  # fmt: skip
+BASE = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+PATHS = {"/v1/completions": CompletionRequest, "/v1/chat/completions": ChatCompletionRequest}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_value_is_a_server_fault(make_server, run, path):
+    fields = [name for name in PATHS[path].model_fields]
+
+    async def check():
+        server = await make_server()
+        faults, answered = [], 0
+        for field in fields:
+            for odd in ODD:
+                rest = json.dumps({name: value for name, value in BASE.items() if name != field})
+                body = f'{rest[:-1]}, "{field}": {odd}}}'.encode()
+                answer = await server.http.post(path, content=body, headers={"content-type": "application/json"})
+                answered += answer.status_code == 200
+                if answer.status_code not in (200, 400, 404):
+                    faults.append((field, odd, answer.status_code, answer.text[:200]))
+                elif answer.status_code == 400:
+                    error = answer.json()["error"]
+                    if not error["message"] or (error["param"] or field).split(".")[0] not in {*fields, "prompt"}:
+                        faults.append((field, odd, error))
+        assert not faults
+        assert answered > len(fields), "nearly all is refused: is the base request fine?"
+        assert not server.engine.outputs.has_unfinished_requests()
+
+    run(check())

@@ -195,6 +195,7 @@ def test_embeddings_and_logits_of_the_ranks_make_the_whole(size, vocab, monkeypa
         head = on_rank(monkeypatch, rank, size, lambda: ParallelLMHead(vocab, IN))
         assert embedding.weight.shape[0] * size == -(-vocab // 64) * 64
         for layer in (embedding, head):
+            layer.weight.data.fill_(float("nan"))
             load_parameter(layer.weight, weight)
         summed = summed + embedding(ids)
         logits.append(LogitsProcessor(vocab)(head, hidden, skip_gather=True))

@@ -21,6 +21,7 @@ from hardpoint.worker.models.building import initialize_model
 from hardpoint.worker.models.llama import LlamaForCausalLM
 from hardpoint.worker.models.loading import WeightsMapper, init_vllm_registered_model
 from hardpoint.worker.models.registry import ModelRegistry
+from hardpoint.worker.quantization.gguf import GGUFConfig
 from hardpoint.worker.quantization.registry import (
     QUANTIZATION_METHODS,
     get_quantization_config,
@@ -175,7 +176,9 @@ def test_the_model_class_tells_its_names_to_the_method(tiny_llama):
     assert config.quant_config.mapper is Mapped.hf_to_vllm_mapper
 
 
-def test_a_plugins_method_may_claim_a_checkpoint(make_tiny_llama):
+def test_a_plugins_method_may_claim_a_checkpoint_before_ours(make_tiny_llama, monkeypatch):
+    monkeypatch.setattr(GGUFConfig, "override_quantization_method", classmethod(lambda cls, *a, **k: "gguf"))
+
     @register_quantization_config("claiming")
     class Claiming(Noting):
         @classmethod

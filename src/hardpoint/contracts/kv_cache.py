@@ -112,6 +112,7 @@ class KVCacheSpec:
     def max_memory_usage_bytes(self, vllm_config: VllmConfig) -> int:
         """Bytes one request of the longest allowed length may hold in this layer."""
         max_len = vllm_config.model_config.max_model_len
+        assert max_len is not None, "the configuration is not resolved"
         return self.max_num_blocks_per_req(vllm_config, max_len) * self.page_size_bytes
 
     def max_num_blocks_per_req(self, vllm_config: VllmConfig, max_len: int) -> int:

@@ -21,6 +21,8 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
         (request.lora_request is not None, "LoRA adapters"),
         (request.resumable, "streamed input"),
         (request.kv_hints is not None, "KV cache hints"),
+        (bool(_extra(request, "kv_transfer_params")), "KV transfer parameters"),
+        (bool(_extra(request, "ec_transfer_params")), "encoder-cache transfer parameters"),
     ):
         if asked:
             return f"{what} are not supported by this version"
@@ -36,3 +38,8 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
     if "generate" not in tasks:
         return f"the model does not generate text; it supports {', '.join(tasks) or 'no task'}"
     return None
+
+
+def _extra(request: EngineCoreRequest, name: str) -> object:
+    extra = request.sampling_params.extra_args if request.sampling_params else None
+    return (extra or {}).get(name)

@@ -20,7 +20,7 @@ from hardpoint.types.finish import FinishReason
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreOutput
 from hardpoint.types.pooling_params import PoolingParams
-from hardpoint.types.sampling_params import StructuredOutputsParams
+from hardpoint.types.sampling_params import SamplingParams, StructuredOutputsParams
 
 
 def executor_of(worker: type[FakeWorker]) -> type[FakeExecutor]:
@@ -75,6 +75,8 @@ def refused(name: str, prompt: list[int] | None = None, **changes):
         refused("LoRA adapters", lora_request=LoRARequest("a", 1, "/a")),
         refused("streamed input", resumable=True),
         refused("KV cache hints", kv_hints={"x": 1}),
+        refused("KV transfer parameters", sampling_params=SamplingParams(extra_args={"kv_transfer_params": {"a": 1}})),
+        refused("encoder-cache", sampling_params=SamplingParams(extra_args={"ec_transfer_params": {"a": 1}})),
         refused("no prompt", prompt_token_ids=None),
         refused("no sampling parameters", sampling_params=None),
         refused("the task 'embed'", sampling_params=None, pooling_params=PoolingParams(task="embed")),

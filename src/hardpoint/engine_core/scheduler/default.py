@@ -11,6 +11,7 @@ from hardpoint.contracts.scheduler import PauseState, SchedulerInterface
 from hardpoint.engine_core.kv_cache.manager import KVCacheBlocks, KVCacheManager
 from hardpoint.engine_core.kv_cache.residency import BlockResidency
 from hardpoint.engine_core.request import Request
+from hardpoint.engine_core.scheduler.admission import why_impossible
 from hardpoint.engine_core.scheduler.outputs import StepOutputs
 from hardpoint.engine_core.scheduler.plan import StepPlan
 from hardpoint.engine_core.scheduler.queues import create_request_queue
@@ -298,23 +299,8 @@ class Scheduler(SchedulerInterface):
 
     def why_impossible(self, request: Request) -> str | None:
         """Why a request could never run, in words for the client; None when it could."""
-        num_prompt = request.num_prompt_tokens
-        if num_prompt == 0:
-            return "The prompt has no token."
-        limit = self.model_max_len
-        if num_prompt > limit or (num_prompt == limit and request.pooling_params is None):
-            return f"The prompt has {num_prompt} tokens, which leaves no room below the context length of {limit}."
-        if num_prompt >= self.max_model_len and self.max_model_len < limit:
-            return (
-                f"The prompt has {num_prompt} tokens, but the whole KV cache holds only {self.max_model_len}. "
-                "Give it more memory (--kv-cache-memory-bytes, --gpu-memory-utilization) or shorten the prompt."
-            )
-        if not self.scheduler_config.enable_chunked_prefill and num_prompt > self.max_num_scheduled_tokens:
-            return (
-                f"The prompt has {num_prompt} tokens, but a step takes at most {self.max_num_scheduled_tokens} and "
-                "chunked prefill is off. Raise --max-num-batched-tokens or enable chunked prefill."
-            )
-        return None
+        unchunked = None if self.scheduler_config.enable_chunked_prefill else self.max_num_scheduled_tokens
+        return why_impossible(request, self.model_max_len, self.max_model_len, unchunked)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         """End requests from outside."""

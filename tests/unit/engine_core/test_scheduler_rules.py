@@ -8,10 +8,12 @@ from engine_fakes import EOS, Engine, expected_output, make_config, make_request
 
 from hardpoint.contracts.scheduler import PauseState
 from hardpoint.engine_core.request import Request
+from hardpoint.engine_core.scheduler.admission import why_impossible
 from hardpoint.engine_core.scheduler.stopping import check_stop, repeats_at_end
 from hardpoint.types.finish import FinishReason, RequestStatus
 from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.messages import EngineCoreEventType
+from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import RepetitionDetectionParams
 from hardpoint.types.schedule import ModelRunnerOutput
 
@@ -278,6 +280,20 @@ def test_a_prompt_that_never_fits_is_refused_with_a_reason(length, config, text)
     refusal = core.scheduler.why_impossible(Request("r", [1] * length, make_request("r", [1]).sampling_params, None))
     assert refusal is not None
     assert text in refusal
+
+
+def test_limits_of_a_prompt_are_exact():
+    def refusal(length: int, unchunked: int | None = None, pooling: bool = False) -> str | None:
+        params = make_request("r", [1]).sampling_params
+        request = Request("r", [1] * length, None if pooling else params, PoolingParams() if pooling else None)
+        return why_impossible(request, model_max_len=64, cache_max_len=48, unchunked=unchunked)
+
+    assert refusal(47) is None
+    assert "KV cache holds only 48" in refusal(48)
+    assert refusal(48, pooling=True) is None
+    assert "KV cache holds only 48" in refusal(49, pooling=True)
+    assert refusal(20, unchunked=20) is None
+    assert "a step takes at most 20 and chunked prefill is off" in refusal(21, unchunked=20)
 
 
 def test_the_longest_prompt_that_fits_runs():

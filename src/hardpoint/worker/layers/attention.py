@@ -83,19 +83,7 @@ class Attention(nn.Module, AttentionLayerBase):
             extra_impl_args["use_alibi_sqrt"] = use_alibi_sqrt
         if self.head_size_v != head_size:
             extra_impl_args["head_size_v"] = self.head_size_v
-        self.impl = self.attn_backend.get_impl_cls()(
-            num_heads,
-            head_size,
-            scale,
-            self.num_kv_heads,
-            alibi_slopes,
-            self.sliding_window,
-            self.kv_cache_dtype,
-            logits_soft_cap,
-            attn_type,
-            kv_sharing_target_layer_name,
-            **extra_impl_args,
-        )
+        self.impl = self._make_impl(alibi_slopes, logits_soft_cap, extra_impl_args)
         self.kv_cache_torch_dtype: torch.dtype = (
             dtype if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
         )
@@ -104,6 +92,21 @@ class Attention(nn.Module, AttentionLayerBase):
         self._q_scale_float = self._k_scale_float = self._v_scale_float = 1.0
         self.kv_cache = torch.empty(0)
         _register(vllm_config, prefix, self)
+
+    def _make_impl(self, alibi_slopes: list[float] | None, soft_cap: float | None, extra: dict[str, Any]) -> Any:
+        return self.attn_backend.get_impl_cls()(
+            self.num_heads,
+            self.head_size,
+            self.scale,
+            self.num_kv_heads,
+            alibi_slopes,
+            self.sliding_window,
+            self.kv_cache_dtype,
+            soft_cap,
+            self.attn_type,
+            self.kv_sharing_target_layer_name,
+            **extra,
+        )
 
     @property
     def backend(self) -> AttentionBackendEnum:

@@ -9,14 +9,15 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
-from process_tools import running
 from rpc_extension import Extension
 
 from hardpoint import AsyncEngineArgs, AsyncLLM, SamplingParams
 from hardpoint.contracts.worker_calls import RemoteCallError
 from hardpoint.errors import AdmissionError, CodecError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.types.sampling_params import RequestOutputKind
+from process_tools import running
 
 EXTENSION = f"{Extension.__module__}.{Extension.__qualname__}"
 
@@ -27,11 +28,12 @@ def runner():
         yield runner
 
 
-@pytest.fixture(scope="module")
-def engine(tiny_llama, runner):
+@pytest.fixture(scope="module", params=["uni", "mp"])
+def engine(tiny_llama, runner, request):
     args = AsyncEngineArgs(
         model=str(tiny_llama),
         worker_extension_cls=EXTENSION,
+        distributed_executor_backend=request.param,
         kv_cache_memory_bytes=64 << 20,
         max_num_queued_reqs=6,
         enable_log_requests=True,
@@ -263,8 +265,10 @@ def test_state_and_calls_of_a_healthy_engine(engine, run):
         assert await engine.reset_prefix_cache() is True
         await engine.do_log_stats()
         assert engine.get_tokenizer().decode(engine.get_tokenizer().encode("The fox")) == "The fox"
-        roles = {entry["role"] for entry in await engine.get_ledger()}
-        assert len(roles) == 2, roles
+        pids = {entry["pid"] for entry in await engine.get_ledger()}
+        workers = psutil.Process(engine.engine_core.process.child.pid).children()
+        assert len(workers) == (1 if engine.vllm_config.parallel_config.distributed_executor_backend == "mp" else 0)
+        assert {os.getpid(), engine.engine_core.process.child.pid, *(worker.pid for worker in workers)} <= pids
 
     run(go())
 

@@ -11,10 +11,10 @@ import time
 import httpx
 import psutil
 import pytest
-from process_tools import ended, wait_until
-from server_process import ServerProcess, free_port
 
 from hardpoint.testing import make_plugin
+from process_tools import ended, wait_until
+from server_process import ServerProcess, free_port
 
 pytestmark = pytest.mark.server
 
@@ -37,10 +37,10 @@ def helper_plugin(tmp_path):
 
 
 def test_a_killed_front_end_takes_everything_with_it_and_the_port_is_free_again(tiny_llama, helper_plugin):
-    with ServerProcess(tiny_llama, env=helper_plugin) as server:
+    with ServerProcess(tiny_llama, "--distributed-executor-backend", "mp", env=helper_plugin) as server:
         server.wait_ready()
         helpers = [p for p in server.processes() if p.name() == "sleep"]
-        assert len(helpers) >= 4  # Front end and engine core.
+        assert len(helpers) == 6  # Of the front end, the engine core and the worker.
         assert os.listdir(server.sockets) == []  # Not needed once connected.
         server.process.kill()
         server.exit_status()
@@ -68,6 +68,20 @@ def test_a_killed_engine_core_is_said_at_once_and_ends_the_server(tiny_llama, he
         assert time.monotonic() - killed < 10
         server.assert_nothing_left()
         assert "was killed by SIGKILL" in server.log()
+
+
+def test_a_killed_worker_ends_the_server_and_is_named(tiny_llama, helper_plugin):
+    with ServerProcess(tiny_llama, "--distributed-executor-backend", "mp", env=helper_plugin) as server:
+        server.wait_ready()
+        events = server.stream()
+        next(events)
+        [worker] = server.find("hardpoint.processes.worker")
+        os.kill(worker, signal.SIGKILL)
+        assert wait_until(lambda: server.health() == 503, 3)
+        assert "error" in list(events)[-1]
+        assert server.exit_status(10) == 1
+        server.assert_nothing_left()
+        assert f"worker (pid {worker}) was killed by SIGKILL" in server.log()
 
 
 def test_a_server_may_stay_when_its_engine_has_ended(tiny_llama):

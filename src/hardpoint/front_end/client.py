@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -34,6 +35,8 @@ from hardpoint.types.messages import (
 
 logger = init_logger(__name__)
 _CONNECT_TIMEOUT_MS = 10_000
+# For an event loop in another thread to let go of the connection.
+_LOOP_WAIT_S = 2.0
 # The engine core keeps the limit of a call itself; this is for its answer to arrive.
 _ANSWER_GRACE_S = 2.0
 
@@ -154,11 +157,31 @@ class AsyncEngineCoreClient:
         """End the engine core and close the connection; a second time does nothing."""
         if not self._finalizer.detach():
             return
-        if self._reader is not None and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._reader.cancel)
-        _release(self.process, self._wire, timeout_s)
+        self.process.shutdown(timeout_s)
+        self._on_loop(self._let_go)
+        self._wire.close()
+
+    def _on_loop(self, action: Callable[[], None]) -> None:
+        """Run `action` where the event loop cannot run at the same time."""
+        loop = self._loop
+        if loop is None:
+            return
+        if not loop.is_running() or _is_in(loop):
+            action()
+            return
+        done = threading.Event()
+        loop.call_soon_threadsafe(action)
+        loop.call_soon_threadsafe(done.set)
+        done.wait(_LOOP_WAIT_S)
+
+    def _let_go(self) -> None:
+        """Leave the event loop: it would otherwise watch a descriptor that is somebody else's soon."""
+        assert self._reader is not None
         assert self.process.error is not None
-        self._died(self.process.error)
+        if self._loop is not None and not self._loop.is_closed():
+            self._reader.cancel()
+            self._fail(self.process.error)
+        self._socket.close(linger=0)
 
     async def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
         self.process.check()
@@ -207,6 +230,13 @@ class AsyncEngineCoreClient:
         for future in self._calls.values():
             if not future.done():
                 future.set_exception(error)
+
+
+def _is_in(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
 
 
 class SyncClient(Protocol):

@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq
 
+from hardpoint.config.resolve import settle_again
 from hardpoint.config.wire import from_wire
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.worker_calls import describe_error
@@ -256,13 +257,13 @@ def _serve(link: ParentLink) -> int:
 def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
     config = from_wire(start.config)
     # The platform's hooks run here again, as in vLLM, but before anything is built from the result.
-    config.__post_init__()
+    settle_again(config)
     executor_class = load_ref(start.executor_class) if start.executor_class else Executor.get_class(config)
     loop: EngineCoreLoop | None = None
 
     def worker_ended() -> None:
         if loop is not None:
-            loop.fail("a worker process has ended")
+            loop.fail(_what_ended(core.model_executor))
 
     core = EngineCore(config, executor_class, start.log_stats, worker_ended)
     try:
@@ -279,6 +280,14 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         core.shutdown()
     return 0
+
+
+def _what_ended(executor: Executor) -> str:
+    try:
+        executor.check_health()
+    except Exception as error:
+        return getattr(error, "what", None) or str(error)
+    return "a worker process has ended"
 
 
 _starts = Decoder(EngineCoreStart)

@@ -11,9 +11,7 @@ import msgspec
 import tokenizers
 
 from hardpoint.front_end.tokenizers.chat_template import render_chat
-from hardpoint.front_end.tokenizers.pieces import PieceTable, byte_level_bytes, piece_table, special_ids
-
-__all__ = ["Tokenizer", "TokenizerLike", "TokenizerParts", "byte_level_bytes"]
+from hardpoint.front_end.tokenizers.pieces import PieceTable, piece_table, special_ids
 
 
 @runtime_checkable

@@ -153,9 +153,7 @@ def test_messages_are_not_changed_by_a_template():
 )
 def test_endless_rendering_is_stopped(monkeypatch, template):
     monkeypatch.setenv("VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT", "0.2")
-    began = time.monotonic()
-    refused("longer than 0.2 seconds", template)
-    assert time.monotonic() - began < 10  # without the limit: hours
+    refused("longer than 0.2 seconds", template)  # without the limit: hours
 
 
 def test_no_limit_with_zero(monkeypatch):

@@ -158,6 +158,8 @@ _PROTOCOL = " ".join(
     f"hardpoint.front_end.server.protocol.{part}" for part in ("base", "chat", "completions", "models", "tokenize")
 )
 
+_APP = _from("hardpoint.front_end.server.app", "build_app init_app_state")
+
 _INPUTS = _from(f"{_TYPES}.prompts", "PromptType SingletonPrompt TextPrompt TokensPrompt EmbedsPrompt DataPrompt")
 _OUTPUTS = f"{_TYPES}.outputs"
 _SCHED_STATS = f"{_TYPES}.stats"
@@ -363,12 +365,19 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.engine.async_llm": Entry("hardpoint.front_end.async_llm"),
     "vllm.v1.engine.llm_engine": Entry("hardpoint.front_end.llm_engine"),
     "vllm.v1.engine.core": Entry("hardpoint.engine_core.step"),
+    "vllm.v1.engine.input_processor": Entry(names=_from("hardpoint.front_end.inputs", "InputProcessor")),
+    "vllm.v1.engine.output_processor": Entry(
+        names=_from("hardpoint.front_end.outputs", "OutputProcessor OutputProcessorOutput RequestOutputCollector")
+    ),
     "vllm.v1.engine.exceptions": Entry(names=_from("hardpoint.errors", "EngineDeadError EngineGenerateError")),
     "vllm.v1.request": Entry("hardpoint.engine_core.request", names=_from(f"{_TYPES}.finish", "RequestStatus")),
     "vllm.v1.outputs": Entry(
         f"{_TYPES}.schedule {_TYPES}.logprobs", names=_from(f"{_WORKER}.sampling.sampler", "SamplerOutput")
     ),
     "vllm.v1.core": Entry(),
+    "vllm.v1.core.kv_cache_manager": Entry(
+        names=_from("hardpoint.engine_core.kv_cache.manager", "KVCacheBlocks KVCacheManager")
+    ),
     "vllm.v1.core.sched": Entry(),
     "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
     "vllm.v1.core.sched.scheduler": Entry("hardpoint.engine_core.scheduler.default"),
@@ -416,6 +425,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.entrypoints.llm": Entry(names=_from("hardpoint.llm", "LLM")),
     "vllm.entrypoints.chat_utils": Entry("hardpoint.compat.adapters"),
     "vllm.entrypoints.openai": Entry(),
+    "vllm.entrypoints.openai.api_server": Entry(names=_APP),
+    "vllm.entrypoints.launchers": Entry(),
+    "vllm.entrypoints.launchers.app": Entry(names=_APP),
     "vllm.entrypoints.openai.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.engine": Entry(),
     "vllm.entrypoints.openai.engine.protocol": Entry(_PROTOCOL),

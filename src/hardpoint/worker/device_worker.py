@@ -16,8 +16,8 @@ from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.log import init_logger
 from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
+from hardpoint.worker import runner
 from hardpoint.worker.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
-from hardpoint.worker.runner import ModelRunner
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
@@ -45,7 +45,8 @@ class Worker(WorkerBase):
             parallel.world_size, self.rank, self.distributed_init_method, self.local_rank, platform.dist_backend
         )
         ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
-        self.model_runner: ModelRunner = ModelRunner(self.vllm_config, self.device)
+        # Looked up here: a plugin may have put a class of its own in its place.
+        self.model_runner: runner.ModelRunner = runner.ModelRunner(self.vllm_config, self.device)
 
     def load_model(self, *, load_dummy_weights: bool = False) -> None:
         """Build the model and read its weights."""

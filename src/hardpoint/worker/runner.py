@@ -29,7 +29,7 @@ from hardpoint.types.schedule import (
 from hardpoint.worker.batch import BlockTable, DenseRows, RequestState, RequestTable
 from hardpoint.worker.forward_context import set_forward_context
 from hardpoint.worker.kv_memory import allocate_kv_cache
-from hardpoint.worker.loaders import get_model
+from hardpoint.worker.loaders import building
 from hardpoint.worker.prompt_logprobs import collect_prompt_logprobs
 from hardpoint.worker.sampling.constraints import apply_grammar
 from hardpoint.worker.sampling.logits_processors import LogitsProcessors, ProcessorFault, context_of_rows
@@ -92,7 +92,7 @@ class ModelRunner:
         config = self.vllm_config
         if load_dummy_weights:
             config.load_config.load_format = "dummy"
-        self.model = get_model(vllm_config=config)
+        self.model = building.get_model(vllm_config=config)
         if is_text_generation_model(self.model):
             self._build_logits_processors()
 

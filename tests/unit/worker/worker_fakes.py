@@ -60,7 +60,7 @@ def fake_config(max_num_seqs=8, logits_processors=None, **model):
 
 
 def make_runner(monkeypatch, **config) -> ModelRunner:
-    monkeypatch.setattr("hardpoint.worker.runner.get_model", lambda vllm_config: FakeModel())
+    monkeypatch.setattr("hardpoint.worker.loaders.building.get_model", lambda vllm_config: FakeModel())
     runner = ModelRunner(fake_config(**config), torch.device("cpu"))
     runner.load_model()
     return runner

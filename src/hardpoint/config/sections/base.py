@@ -67,7 +67,7 @@ class Section:
 def _note_early(section: Section, name: str, value: Any) -> None:
     """Tell the ledger of a plugin's write to a section that no draft watches yet, such as one in a patched seam."""
     author = ledger.origin_of_module(str(sys._getframe(2).f_globals.get("__name__", "")))
-    if author is not None:
+    if author is not None and section.__dict__[name] != value:
         detail = f"{section.__dict__[name]!r} -> {value!r} before the steps"
         ledger.record("config_write", "config", f"{section_name(type(section))}.{name}", origin=author, detail=detail)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -49,7 +50,7 @@ def _constructor_arguments(
     cls: type[nn.Module], vllm_config: VllmConfig, model_config: ModelConfig, prefix: str
 ) -> dict[str, Any]:
     names = inspect.signature(cls.__init__).parameters
-    if "vllm_config" in names and "prefix" in names:
+    if ("vllm_config" in names and "prefix" in names) or _takes_anything(names):
         return {"vllm_config": vllm_config, "prefix": prefix}
     message = (
         f"the constructor of {cls.__qualname__} should take `vllm_config` and `prefix`. "
@@ -66,3 +67,11 @@ def _constructor_arguments(
         "scheduler_config": vllm_config.scheduler_config,
     }
     return {name: value for name, value in offered.items() if name in names}
+
+
+def _takes_anything(names: Mapping[str, inspect.Parameter]) -> bool:
+    """Whether a constructor passes on whatever it gets, as a plugin's wrapper around one does."""
+    kinds = [parameter.kind for name, parameter in names.items() if name != "self"]
+    return inspect.Parameter.VAR_KEYWORD in kinds and all(
+        kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL) for kind in kinds
+    )

@@ -107,6 +107,7 @@ def test_every_norm_of_the_model_is_the_toys(server, ledger):
     assert f"vllm_toy_plugin.ops.ToyRMSNorm in place of RMSNorm, built {NORMS} times" in entry["detail"]
     assert "runs forward_cpu" in entry["detail"]
     assert "worker" in entry["role"]
+    assert entry["origin"]["entry_point"] == "toy_register"
     assert f"'RMSNorm': {NORMS}" in server.log()
 
 

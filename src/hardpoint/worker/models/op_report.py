@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.custom_op import Build, CustomOp, build_log, op_registry, op_registry_oot
-from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.ledger import attributing, ledger
 from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
 
@@ -58,10 +58,11 @@ def _check_replacements() -> None:
         for entry in registry(row).entries():
             cls = entry.load()
             build = build_log.builds.get(cls)
-            if build is None:
-                _report_unbuilt(row, entry.name, asked)
-                continue
-            _report_built(row, entry.name, cls, build)
+            with attributing(entry.origin):
+                if build is None:
+                    _report_unbuilt(row, entry.name, asked)
+                else:
+                    _report_built(row, entry.name, cls, build)
 
 
 def _report_built(row: str, key: str, cls: type, build: Build) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hardpoint.config import catalogue
+from hardpoint.extensions import plugin_config
 
 # As workers do for themselves: torch's threads must not spin while other tests want the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -52,6 +53,13 @@ TINY_LLAMA: dict[str, Any] = {
     "eos_token_id": END_ID,
     "torch_dtype": "float32",
 }
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_settings() -> Iterator[None]:
+    """Settings of plugins are given through the environment, which tests share."""
+    with plugin_config.isolated():
+        yield
 
 
 @pytest.fixture(scope="session")

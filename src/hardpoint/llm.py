@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tqdm.auto import tqdm
 
 from hardpoint.config.engine_args import EngineArgs
-from hardpoint.extensions.boot import boot
+from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.llm_engine import LLMEngine
 from hardpoint.front_end.tokenizers import TokenizerLike
@@ -63,12 +63,12 @@ class LLM:
         **kwargs: Any,
     ) -> None:
         configure("main")
-        boot(Role.FRONT_END)
         given = {name: value for name, value in locals().items() if name not in ("self", "kwargs", "chat_template")}
         # Unlike the server, offline use does not count unless asked to.
         given = {"disable_log_stats": True, **given, **kwargs}
         if compilation_config is None:
             del given["compilation_config"]
+        # Making them boots this process, once it is known what plugins may do and are given.
         self._set_up(EngineArgs(**given), chat_template)
 
     @classmethod
@@ -85,6 +85,7 @@ class LLM:
         self.engine_class = type(self.llm_engine)
         self.model_config = self.llm_engine.model_config
         self.supported_tasks = self.llm_engine.get_supported_tasks()
+        report_unused_settings(final=True)
         self._chat_template = load_chat_template(chat_template)
         self._ids = itertools.count()
         self._enqueued: list[str] = []

@@ -17,6 +17,7 @@ from hardpoint.extensions.ledger import LedgerEntry
 from hardpoint.extensions.listing import table_as_dict
 from hardpoint.extensions.loading import POLICIES, set_policy
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, REGISTRIES
+from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import registry
 from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
 
@@ -58,6 +59,7 @@ def _add_hooks(parser: argparse.ArgumentParser) -> None:
 
 def _add_own_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plugin-config", action="append", help="NAME.key=value, a plugin's own setting")
     parser.add_argument("--plugin-policy", choices=POLICIES, help="strict: every skip counts as a stop")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds each role may take (default 60)")
 
@@ -70,7 +72,8 @@ def _with_own_flags(args: argparse.Namespace) -> argparse.Namespace:
     own, rest = parser.parse_known_args([word for word in args.serve_flags if word != "--"])
     for name, value in vars(own).items():
         if value != defaults[name]:
-            setattr(args, name, value)
+            before = getattr(args, name)
+            setattr(args, name, [*(before or ()), *value] if isinstance(value, list) else value)
     args.serve_flags = rest
     return args
 
@@ -80,6 +83,9 @@ def run(args: argparse.Namespace) -> int:
     if args.plugins_command == "list":
         return _list(args.json)
     args = _with_own_flags(args)
+    # Of a server's command line, what must be in force before plugins load; the children inherit it.
+    settings = [word for given in args.plugin_config or () for word in ("--plugin-config", given)]
+    load_ref("hardpoint.config.early_flags:apply_early_flags")([*args.serve_flags, *settings])
     if args.plugin_policy:
         set_policy(args.plugin_policy)
     return _why(args) if args.plugins_command == "why" else _doctor(args)

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from hardpoint.config.arguments import FlagError, check_refused, read_config
+from hardpoint.config.arguments import FlagError, check_refused
+from hardpoint.config.early_flags import apply_early_flags
 from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs, add_front_end_args
 from hardpoint.config.flags import FLAGS
 from hardpoint.config.sections import DEFAULT_MODEL
 from hardpoint.errors import PluginError
-from hardpoint.extensions.boot import boot, set_policy
+from hardpoint.extensions.boot import boot
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
+from hardpoint.extensions.setting_words import PluginConfigError
 from hardpoint.links.strays import mark_run
 from hardpoint.log import configure, init_logger
 
 logger = init_logger(__name__)
 _SERVE = "hardpoint.processes.front_end:serve"
-_POLICY = "--plugin-policy"
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `serve` command. Loads the general plugins: they and the platform may add flags."""
     configure("front end")
     words = getattr(subparsers, "words", [])
-    _early_policy(words)
+    apply_early_flags(words)
     booted = _boot(words)
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "serve",
@@ -57,31 +57,12 @@ def _boot(words: list[str]) -> bool:
     mark_run()
     try:
         boot(Role.FRONT_END)
-    except PluginError as error:
+    except (PluginError, PluginConfigError) as error:
         if not {"-h", "--help"} & set(words):
             raise
         logger.error("this help lacks what plugins add: %s", error)
         return False
     return True
-
-
-def _early_policy(words: list[str]) -> None:
-    """The plugin policy must be known before the flags are, since plugins may add flags."""
-    given = _early_value(words, _POLICY)
-    file = _early_value(words, "--config")
-    if given is None and file is not None:
-        given = {key.replace("_", "-"): value for key, value in read_config(Path(file)).items()}.get(_POLICY[2:])
-    if given in ("compatible", "strict"):
-        set_policy(str(given))
-
-
-def _early_value(words: list[str], flag: str) -> str | None:
-    """The value of a flag, read before there is a parser; None when it is not given."""
-    for word, following in zip(words, [*words, None][1:], strict=True):
-        name, equals, value = word.partition("=")
-        if name.replace("_", "-") == flag:
-            return value if equals else following
-    return None
 
 
 def run(args: argparse.Namespace) -> int:

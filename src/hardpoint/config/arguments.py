@@ -34,7 +34,11 @@ from hardpoint.config.flags import (
     reason,
 )
 from hardpoint.config.sections import Section, near_miss
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, RegistrationError
+from hardpoint.extensions.declared_settings import SettingFlag
+from hardpoint.extensions.plugin_config import setting_flags
+from hardpoint.extensions.setting_words import words_of
+from hardpoint.extensions.typed_values import ValueProblem, in_words
 
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT])?$")
@@ -175,6 +179,58 @@ class Collect(argparse.Action):
         setattr(namespace, self.dest, [*getattr(namespace, self.dest, []), values])
 
 
+# -- flags of plugins ---------------------------------------------------------------------------------
+
+
+def add_plugin_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that the plugins of this process declared for their settings, a group for each plugin.
+
+    Raises RegistrationError naming the plugin whose flag is taken.
+    """
+    groups: dict[str, Any] = {}
+    for one in setting_flags():
+        group = groups.get(one.plugin)
+        if group is None:
+            group = groups[one.plugin] = parser.add_argument_group(f"Plugin {one.plugin} ({one.origin.label})")
+        help_text = _plugin_help(one).replace("%", "%%")
+        options: dict[str, Any] = {"dest": one.dest, "default": argparse.SUPPRESS, "help": help_text}
+        if one.kind is bool:
+            options.update(action=Switch, off=one.default is False)
+        else:
+            options.update(type=_checked_by(one), metavar=one.field.split("_")[-1].upper())
+        try:
+            group.add_argument(one.flag, **options)
+        except argparse.ArgumentError:
+            raise RegistrationError(
+                f"plugin {one.plugin!r} declares the flag {one.flag}, which `serve` has already",
+                code="plugin-config",
+                origin=one.origin.label,
+                fix="choose another flag in the call of declare()",
+            ) from None
+
+
+def _plugin_help(one: SettingFlag) -> str:
+    kind = f"{one.help}: {in_words(one.kind)}" if one.help else in_words(one.kind)
+    return kind if one.default in (None, "", False) else f"{kind} (default {one.default})"
+
+
+def _checked_by(one: SettingFlag) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        try:
+            one.check(text)
+        except ValueProblem as problem:
+            raise argparse.ArgumentTypeError(problem.what) from None
+        return text
+
+    return check
+
+
+def plugin_words(args: argparse.Namespace) -> list[str]:
+    """What parsed arguments hold for plugins' settings, as `--plugin-config` takes it; their own flags win."""
+    flags = [one.word(getattr(args, one.dest)) for one in setting_flags() if hasattr(args, one.dest)]
+    return [*(getattr(args, "plugin_config", None) or ()), *flags]
+
+
 # -- values ------------------------------------------------------------------------------------------
 
 
@@ -283,6 +339,9 @@ def _split_dotted(parser: argparse.ArgumentParser, words: list[str]) -> tuple[li
         text = match[4] if match[4] is not None else next(queue, None)
         if text is None:
             parser.error(f"{word} expects a value")
+        if isinstance(parser._option_string_actions[option], Collect):
+            plain.append(f"{option}={match[2]}={text}")
+            continue
         parts.append(_Part(word, option, match[2].split("."), _guess(text), bool(match[3])))
     return plain, parts
 
@@ -387,8 +446,8 @@ def _as_words(parser: argparse.ArgumentParser, key: str, value: Any, given: set[
     if isinstance(value, bool):
         return [name] if value else ["--no-" + name[2:]]
     action = parser._option_string_actions.get(name)
-    if name == "--plugin-config" and isinstance(value, dict):
-        return [f"{name}={plugin}.{k}={json.dumps(v)}" for plugin, own in value.items() for k, v in dict(own).items()]
+    if name == "--plugin-config":
+        return [f"{name}={word}" for word in words_of(value)]
     if isinstance(action, (Extend, Collect)):
         # Lists are replaced by the command line, not added to.
         items = value if isinstance(value, list) else [value]

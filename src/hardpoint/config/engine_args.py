@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hardpoint.config import flags
-from hardpoint.config.arguments import add_flag, check_refused
+from hardpoint.config.arguments import add_flag, add_plugin_flags, check_refused, plugin_words
 from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
 from hardpoint.config.sections import (
     CompilationConfig,
@@ -25,6 +24,7 @@ from hardpoint.config.sections import (
 from hardpoint.config.sections.base import check_value, field_types, section_type
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
+from hardpoint.extensions import plugin_config
 from hardpoint.extensions.boot import load_general_plugins, set_policy
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
@@ -37,7 +37,8 @@ _REQUESTS = {"server": 128, "script": 256}
 _OTHER = tuple(flag for flag in FLAGS if flag not in ENGINE_FLAGS)
 
 
-_SECRET = {"hf_token"}
+# Values that stay out of logs and the ledger; a plugin's settings may hold a key of its own.
+_SECRET = {"hf_token", "plugin_config"}
 
 
 class UnknownArgument(ConfigError, TypeError):
@@ -91,6 +92,7 @@ class EngineArgs(_Arguments):
         if policy is not None:
             set_policy(policy)
         self._apply_logging()
+        plugin_config.deliver(self.plugin_config)
         load_general_plugins()
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
@@ -123,6 +125,7 @@ class EngineArgs(_Arguments):
             parser.add_argument("--model", dest="model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         for title, rows in flags.GROUPS.items():
             _add_group(parser, title, rows)
+        add_plugin_flags(parser)
         return parser
 
     @classmethod
@@ -130,7 +133,8 @@ class EngineArgs(_Arguments):
         """Take the engine's flags out of parsed arguments. Raises `FlagError` for what is refused."""
         check_refused(ENGINE_FLAGS, args)
         names = _names(cls)
-        return cls(**{name: value for name, value in vars(args).items() if name in names})
+        values = {name: value for name, value in vars(args).items() if name in names}
+        return cls(**{**values, "plugin_config": plugin_words(args) or None})
 
     # -- configuration -----------------------------------------------------------------------------
 
@@ -187,7 +191,7 @@ class EngineArgs(_Arguments):
 
     def _plugins(self) -> PluginsConfig:
         policy = self.plugin_policy or envs.HARDPOINT_PLUGIN_POLICY
-        return PluginsConfig(policy=policy, settings=read_plugin_settings(self.plugin_config))
+        return PluginsConfig(policy=policy, settings=plugin_config.plain_settings())
 
     def _record(self) -> None:
         """Tell the ledger which fields the user chose."""
@@ -196,7 +200,14 @@ class EngineArgs(_Arguments):
             if flag.field and value != flag.default:
                 shown = "a secret" if flag.dest in _SECRET else repr(value)
                 detail = f"{shown} from {flag.names[0]}"
-                ledger.record("config_write", "config", flag.field, detail=detail)
+                for path in self._paths(flag):
+                    ledger.record("config_write", "config", path, detail=detail)
+
+    def _paths(self, flag: Flag) -> list[str]:
+        if flag.dest != "plugin_config":
+            return [flag.field]
+        given = plugin_config.plain_settings(self.plugin_config)
+        return [f"{flag.field}.{name}.{key}" for name, own in given.items() for key in own]
 
 
 class AsyncEngineArgs(EngineArgs):
@@ -260,30 +271,3 @@ def _read_value(flag: Flag, value: Any) -> Any:
         return check_value(flag.dest, value, Literal[flag.kind])
     # The caller's own lists and sections stay as they are, whatever happens to the configuration.
     return copy.deepcopy(value) if isinstance(value, (list, dict, set, Section)) else value
-
-
-def read_plugin_settings(given: Any) -> dict[str, dict[str, Any]]:
-    """Turn `NAME.key=value` words (or a dict of dicts) into settings by plugin. Raises `ConfigError`."""
-    if isinstance(given, dict):
-        return {str(name): dict(own) for name, own in given.items()}
-    settings: dict[str, dict[str, Any]] = {}
-    for word in given or []:
-        path, equals, text = word.partition("=")
-        name, dot, key = path.partition(".")
-        if not (equals and dot and name and key):
-            raise ConfigError(f"--plugin-config {word!r}: expected NAME.key=value", code="flag")
-        own = settings.setdefault(name, {})
-        *outer, last = key.split(".")
-        for part in outer:
-            own = own.setdefault(part, {})
-            if not isinstance(own, dict):
-                raise ConfigError(f"--plugin-config {word!r}: {part} has a value already", code="flag")
-        own[last] = _json_or_text(text)
-    return settings
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 
 from hardpoint.errors import PluginError
+from hardpoint.extensions import plugin_config
 from hardpoint.extensions.discovery import Allowlist, catalogue
 from hardpoint.extensions.faults import in_words
 from hardpoint.extensions.groups import (
@@ -103,6 +104,9 @@ def _boot(now: ProcessState) -> None:
         load_ref(_PLATFORM)
         for loaded in load_group(group_row("general")):
             _call_general(loaded)
+        plugin_config.check_given()
+        if Role.FRONT_END in now.roles:
+            report_unused_settings()
         raise_if_strict(f"in {ledger.role}")
     except Exception as error:
         now.failure = error
@@ -121,6 +125,21 @@ def _call_general(loaded: Loaded) -> None:
     except (Exception, SystemExit) as error:
         what = f"plugin {found.name!r} failed: {in_words(error)}; its registrations are undone"
         fault(row, found, row.call_fails, what, error, code="plugin-call")
+
+
+def report_unused_settings(final: bool = False) -> None:
+    """Warn of settings that reach no plugin.
+
+    final  every plugin of this process has had its turn; under the strict policy this raises then
+    """
+    for name, why in plugin_config.unused(final):
+        what = f"settings are given for plugin {name!r}, and nobody reads them: {why}"
+        fix = f"correct or drop --plugin-config {name}.*"
+        ledger.record("warn", "plugin_config", name, detail=what, fix=fix)
+        logger.warning("%s. Fix: %s", what, fix)
+        state().problems.append(Problem(None, name, what))
+    if final:
+        raise_if_strict("settings of plugins")
 
 
 def _tell_names() -> None:
@@ -187,6 +206,7 @@ __all__ = [
     "load_plugins_by_group",
     "load_stat_logger_plugin_factories",
     "owner_of",
+    "report_unused_settings",
     "resolve_logits_processors",
     "resolve_platform_cls_qualname",
     "set_policy",

@@ -21,6 +21,7 @@ from typing import Any
 
 from hardpoint.env import envs
 from hardpoint.errors import PluginError
+from hardpoint.extensions import contract_versions, plugin_config
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words, leave_out
 from hardpoint.extensions.ledger import attributing, ledger
@@ -28,6 +29,7 @@ from hardpoint.extensions.points import GROUPS, group_row
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import transaction
 from hardpoint.extensions.rows import Allow, Fault, Group, Role, Value
+from hardpoint.extensions.setting_words import PluginConfigError
 from hardpoint.log import attach, init_logger
 
 logger = init_logger("hardpoint.extensions")
@@ -35,6 +37,7 @@ logger = init_logger("hardpoint.extensions")
 SLOW_S = 0.5  # an import or call longer than this is worth telling
 _STUCK_S = 10.0  # an import or call longer than this is told while it runs
 _ALIAS = "hardpoint.compat:install"  # answers a plugin's `import vllm`
+_CONTRACT, _WRONG_KIND = "plugin-contract", "plugin-kind"  # codes of our own words about a plugin
 _HEAVY = ("torch", "transformers")  # each costs seconds; the ledger tells who brings them in
 POLICY_VARIABLE = "HARDPOINT_PLUGIN_POLICY"
 POLICIES = ("compatible", "strict")
@@ -122,6 +125,7 @@ def load_group(row: Group) -> list[Loaded]:
         everything.append(loaded)
         if earlier is not None:
             _report_duplicate(row, earlier.found, found)
+    plugin_config.check_given()
     return everything if row.allow is Allow.IGNORED else list(kept.values())
 
 
@@ -155,8 +159,9 @@ def _import(row: Group, found: Found) -> Loaded | None:
         load_ref(_ALIAS)()
         _show_logger(found)
     try:
-        with attributing(found.origin), watching(row, found, "import"), transaction():
+        with attributing(found.origin), watching(row, found, "import"), all_or_nothing():
             module = import_module(found.module)
+            _require_contracts(found)
             path = [part for part in found.path.split(".") if part]
             value = reduce(getattr, path, module)
     except (Exception, SystemExit) as error:
@@ -176,6 +181,26 @@ def _import(row: Group, found: Found) -> Loaded | None:
     return loaded
 
 
+@contextmanager
+def all_or_nothing() -> Iterator[None]:
+    """Keep what is registered and declared inside the block only if it ends without an exception."""
+    with transaction(), plugin_config.transaction():
+        yield
+
+
+def _require_contracts(found: Found) -> None:
+    """Refuse a plugin whose module states a range of contract versions that ours lie outside of."""
+    why = contract_versions.unmet(found.module)
+    if why:
+        raise PluginError(
+            f"plugin {found.name!r} ({found.package}) is refused: {why}",
+            code=_CONTRACT,
+            origin=f"{found.origin.label}, in {ledger.role}",
+            fix=f"install a version of {found.distribution} that is made for these contracts, or another version of "
+            f"Hardpoint; HARDPOINT_PLUGINS_DENY={found.name} leaves it out",
+        )
+
+
 def call(row: Group, loaded: Loaded) -> Any:
     """Call a loaded function, keeping its registrations only if it returns.
 
@@ -186,7 +211,7 @@ def call(row: Group, loaded: Loaded) -> Any:
     if not callable(value):
         raise wrong_kind(row, found, f"plugin {found.name!r} is {type(value).__name__}, which cannot be called")
     started = time.perf_counter()
-    with attributing(found.origin_with_file()), watching(row, found, "call"), transaction():
+    with attributing(found.origin_with_file()), watching(row, found, "call"), all_or_nothing():
         result = value()
         if inspect.iscoroutine(result):
             result.close()
@@ -202,7 +227,7 @@ def wrong_kind(row: Group, found: Found, what: str) -> PluginError:
     return error_for(
         row.wrong_type,
         what,
-        code="plugin-kind",
+        code=_WRONG_KIND,
         origin=f"{found.origin.label}, in {ledger.role}",
         fix=f"let the entry point name {_KINDS.get(row.value, 'the right object')}{_contract(row)}",
     )
@@ -220,25 +245,34 @@ _KINDS = {
 
 
 def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException, *, code: str) -> None:
-    """Apply a fault rule: log and note a skip, or raise the row's error chained to `error`."""
+    """Apply a fault rule: log and note a skip, or raise the row's error chained to `error`.
+
+    Settings that a plugin cannot have are the user's mistake, not the plugin's: that error is raised as it is.
+    """
     origin = found.origin_with_file()
     fix = leave_out(found.origin)
-    wrong_kind_error = isinstance(error, PluginError) and error.code == "plugin-kind"
-    if isinstance(error, PluginError) and wrong_kind_error:
-        what, fix, rule = error.what, error.fix, row.wrong_type
+    if isinstance(error, PluginConfigError):
+        ledger.record("fault", row.key, found.name, origin=origin, detail=error.what, fix=error.fix)
+        raise error
+    # Our own words about the plugin rather than what it raised.
+    ours = isinstance(error, PluginError) and error.code in (_CONTRACT, _WRONG_KIND)
+    if isinstance(error, PluginError) and ours:
+        what, fix, code = error.what, error.fix, error.code
+        rule = row.wrong_type if code == _WRONG_KIND else rule
     ledger.record("fault", row.key, found.name, origin=origin, detail=what, fix=fix)
     named = Allowlist.read().names_it(found.name)
     skips = rule in (Fault.SKIP_ERROR, Fault.SKIP_WARNING) or (rule is Fault.SKIP_UNLESS_NAMED and not named)
     if skips or is_strict():
         state().problems.append(Problem(found, found.name, what))
         level = logging.ERROR if rule is Fault.SKIP_ERROR or not skips else logging.WARNING
-        trace = None if wrong_kind_error else (type(error), error, _plugin_part(error.__traceback__))
+        trace = None if ours else (type(error), error, _plugin_part(error.__traceback__))
         outcome = "it is left out" if skips else "the start stops"
         logger.log(level, "%s; %s [from %s]. Fix: %s", what, outcome, origin.label, fix, exc_info=trace)
         return
-    if wrong_kind_error:
+    if code == _WRONG_KIND:
         raise error
-    raise error_for(rule, what, code=code, origin=f"{origin.label}, in {ledger.role}", fix=fix) from error
+    cause = None if ours else error
+    raise error_for(rule, what, code=code, origin=f"{origin.label}, in {ledger.role}", fix=fix) from cause
 
 
 def _plugin_part(trace: TracebackType | None) -> TracebackType | None:

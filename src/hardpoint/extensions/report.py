@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from hardpoint import log
 from hardpoint.errors import HardpointError
-from hardpoint.extensions.boot import boot
+from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.chosen import check_choice
 from hardpoint.extensions.faults import in_words
 from hardpoint.extensions.groups import (
@@ -151,6 +151,8 @@ def write_report(
     stop_listening = ledger.listen(lambda entry: write({"entry": entry.to_dict()}))
     started = time.perf_counter()
     stops: list[dict[str, str]] = []
+    if serve_flags:
+        load_ref("hardpoint.config.early_flags:apply_early_flags")(serve_flags)
     steps: list[Callable[[], Any]] = [partial(boot, role), *(_LATER[key] for key in groups)]
     steps += [partial(check_choice, key, value) for key, value in choices.items()]
     steps += [partial(_make_config, serve_flags)] if serve_flags is not None and role is Role.FRONT_END else []
@@ -161,6 +163,8 @@ def write_report(
             stops.append(_as_dict(error))
             if step is steps[0]:
                 break  # without its boot the process would not get further
+    if role is Role.FRONT_END and not stops:
+        report_unused_settings(final=True)
     _look_for_devices(role)
     stop_listening()
     write({"outcome": {"role": role.label, "seconds": time.perf_counter() - started, "stops": stops}})

@@ -110,7 +110,10 @@ class Shape(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An entry-point group. `key` is our short name, `group` the name packages publish under."""
+    """An entry-point group. `key` is our short name, `group` the name packages publish under.
+
+    version  of the contract, here and in the other kinds of row: `contract_versions` says what it means
+    """
 
     key: str
     group: str
@@ -123,6 +126,7 @@ class Group:
     roles: Role
     contract: str
     state: State
+    version: str = "1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class Registry:
     chosen_by: str
     roles: Role
     state: State
+    version: str = "1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +169,7 @@ class ConfigHook:
     contract: str
     roles: Role
     state: State
+    version: str = "1.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,7 @@ class PlatformHook:
     often: str
     roles: Role
     state: State
+    version: str = "1.0"
 
 
 Row = Group | Registry | ConfigHook | PlatformHook

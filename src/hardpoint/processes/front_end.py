@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.env import envs
 from hardpoint.errors import AdmissionError, ConfigError, HardpointError
-from hardpoint.extensions.boot import boot
+from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
@@ -131,6 +131,7 @@ def _run(args: Namespace, listener: Listener, engine: AsyncLLM, signals: StopSig
 async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener, engine: AsyncLLM) -> int:
     app = load_ref(_BUILD_APP)(args, await engine.get_supported_tasks())
     await load_ref(_INIT_APP_STATE)(engine, app.state, args)
+    report_unused_settings(final=True)
     server = load_ref(_HTTP_SERVER)(app, args, listener.socket)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())

@@ -215,3 +215,48 @@ def test_doctor_corrects_a_misspelt_serve_flag(run, model_folder):
     status, out, _ = run("doctor", model_folder, "--max-model-leng", "3")
     assert status == 1
     assert "did you mean --max-model-len?" in finding(out, "--max-model-leng")
+
+
+SETTINGS = """
+from dataclasses import dataclass
+from hardpoint.extensions.plugin_config import declare, get_plugin_config
+@declare("acme", flags=True)
+@dataclass
+class Settings:
+    threshold: float = 0.5
+def register():
+    from hardpoint.extensions.registry import registry
+    registry("models").register(f"Net{get_plugin_config('acme').threshold}", "a:B")
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--plugin-config", "acme.threshold=0.7"],
+        ["no/model", "--plugin-config", "acme.threshold=0.7"],
+        ["no/model", "--plugin-config.acme.threshold", "0.7"],
+        ["no/model", "--acme-threshold", "0.7"],
+        ["no/model", "--config", "FILE"],
+    ],
+)
+def test_every_role_boots_with_the_settings_of_plugins(run, installed, tmp_path, words):
+    installed("p-acme", SETTINGS, {"vllm.general_plugins": {"acme": "p_acme:register"}})
+    (tmp_path / "FILE").write_text("plugin_config: {acme: {threshold: 0.7}}")
+    words = [str(tmp_path / "FILE") if word == "FILE" else word for word in words]
+    status, out, _ = run("why", "models", "Net0.7", "--json", *words)
+    assert status == 0
+    registered = [event["role"] for event in json.loads(out)["events"] if event["kind"] == "register"]
+    assert sorted(registered) == ["engine_core", "front_end", "inspector", "worker"]
+
+
+def test_doctor_explains_a_wrong_setting_and_one_for_nobody(run, installed):
+    installed("p-acme", SETTINGS, {"vllm.general_plugins": {"acme": "p_acme:register"}})
+    status, out, _ = run("doctor", "--plugin-config", "acme.treshold=1")
+    assert status == 1
+    line = finding(out, "treshold")
+    assert "ERROR: plugin 'acme': the setting acme.treshold is not known; did you mean 'threshold'?" in line
+    assert "(front_end, engine_core, worker, inspector)" in line
+    status, out, _ = run("doctor", "--plugin-config", "acne.threshold=1")
+    assert status == 1
+    assert "did you mean 'acme'?" in finding(out, "'acne'")

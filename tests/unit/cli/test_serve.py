@@ -101,25 +101,6 @@ def test_serve_knows_flags_without_torch(handed):
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_policy_is_known_before_plugins_load(monkeypatch, tmp_path):
-    seen = []
-    monkeypatch.setattr(serve, "set_policy", seen.append)
-    (tmp_path / "serve.yaml").write_text("plugin_policy: strict")
-    file = ["--config", str(tmp_path / "serve.yaml")]
-    for words in (
-        ["--plugin-policy", "strict"],
-        ["--plugin_policy=strict"],
-        file,
-        [*file, "--plugin-policy=compatible"],
-    ):
-        serve._early_policy(words)
-    assert seen == ["strict", "strict", "strict", "compatible"]
-    seen.clear()
-    for words in (["--plugin-policy"], ["--port", "1"], ["--plugin-policy", "lax"]):
-        serve._early_policy(words)
-    assert seen == []
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(b"", "is empty"), (b"<html>404</html>", "does not start with the letters GGUF"), (b"GGUF\x03\0\0\0", "needs")],

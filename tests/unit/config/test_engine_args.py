@@ -8,8 +8,9 @@ import logging
 
 import pytest
 
-from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs, read_plugin_settings
+from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs
 from hardpoint.config.sections import DEFAULT_MODEL, CompilationConfig, LoggingConfig
+from hardpoint.config.wire import from_wire, to_wire
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.boot import has_booted
 
@@ -208,11 +209,17 @@ def test_unknown_environment_variables(create, monkeypatch, caplog):
     assert "VLLM_PLUGIN_MINE" not in caplog.text
 
 
-def test_plugin_settings_from_a_mapping():
-    assert read_plugin_settings({"a": {"b": 1}}) == {"a": {"b": 1}}
-    assert read_plugin_settings(None) == {}
+def test_settings_of_plugins_reach_the_configuration_and_are_shown_nowhere(create):
+    from hardpoint.extensions.ledger import ledger
+
+    config = create(plugin_config={"acme": {"key": "s3cret", "depth": 3}})
+    assert config.plugins_config.settings == {"acme": {"key": "s3cret", "depth": 3}}
+    assert from_wire(to_wire(config)).plugins_config.settings["acme"]["depth"] == 3
+    entries = ledger.entries(key="config")
+    assert "plugins_config.settings.acme.key" in [entry.name for entry in entries]
+    assert "s3cret" not in repr(config) + repr(EngineArgs(plugin_config=["acme.key=s3cret"])) + str(entries)
     with pytest.raises(ConfigError, match="has a value already"):
-        read_plugin_settings(["a.b=1", "a.b.c=2"])
+        create(plugin_config=["a.b=1", "a.b.c=2"])
 
 
 def test_a_token_is_shown_nowhere(create):

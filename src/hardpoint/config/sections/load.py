@@ -96,4 +96,4 @@ class PluginsConfig(Section):
     """Hardpoint's own: what to do when a plugin fails, and each plugin's settings by name."""
 
     policy: Literal["compatible", "strict"] = "compatible"
-    settings: dict[str, Options] = field(default_factory=dict)
+    settings: dict[str, Options] = field(default_factory=dict, repr=False)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from hardpoint.errors import HardpointError
+from hardpoint.extensions import plugin_config
 from hardpoint.extensions.discovery import catalogue
 from hardpoint.extensions.ledger import LedgerEntry, ledger
 from hardpoint.extensions.points import GROUPS, REGISTRIES, ROWS
@@ -27,6 +28,7 @@ async def report(engine: Any) -> bytes:
         "groups": [_group(row) for row in GROUPS],
         "registries": [_registry(row) for row in REGISTRIES],
         "rows": [{"key": row.key, "kind": type(row).__name__, "state": row.state.value} for row in ROWS],
+        "settings": plugin_config.declared(),
         "ledger": [entry.to_dict() for entry in entries],
         "dropped": ledger.dropped,
     }

@@ -172,6 +172,18 @@ def test_past_the_queue_limit_requests_are_turned_away(engine, run):
     assert run(go()).finished
 
 
+def test_a_request_past_its_time_limit_ends_with_an_error(engine, run, monkeypatch):
+    monkeypatch.setattr(engine.vllm_config.scheduler_config, "request_timeout", 0.2)
+
+    async def go():
+        with pytest.raises(EngineGenerateError, match="time limit"):
+            await last(engine, "late", endless())
+        await idle(engine)
+        return await last(engine, "short", greedy(max_tokens=1))
+
+    assert run(go()).finished
+
+
 @pytest.mark.parametrize(
     ("method", "kind", "text"),
     [

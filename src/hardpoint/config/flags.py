@@ -385,6 +385,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     "Hardpoint": (
         F("--plugin-policy",              ("compatible", "strict"), None, "plugins_config.policy", "strict: every plugin that fails or is skipped stops the start; default: HARDPOINT_PLUGIN_POLICY, else compatible"),
         F("--plugin-config",              EACH,  None,   "plugins_config.settings", "NAME.key=value, a plugin's own setting; the value is JSON or text"),
+        F("--request-timeout",            FLOAT, None,   "scheduler_config.request_timeout", "seconds a request may take, waiting included; then it ends with an error; default: no limit"),
         F("--cpu-threads",                INT,   None,   "device_config.cpu_threads", "threads that compute, in each worker; default: the processors this process may use"),
     ),
 }

@@ -323,8 +323,9 @@ class AsyncLLM(EngineClient):
                 reasoning_parser_kwargs=reasoning_parser_kwargs,
             )
             finished = False
+            deadline = _deadline(self.vllm_config.scheduler_config.request_timeout)
             while not finished:
-                output = queue.get_nowait() or await queue.get()
+                output = await _next_output(queue, deadline)
                 assert isinstance(output, RequestOutput)
                 finished = output.finished
                 yield output
@@ -332,7 +333,11 @@ class AsyncLLM(EngineClient):
             if queue is not None:
                 await self.abort(queue.request_id, internal=True)
             raise
-        except (EngineDeadError, EngineGenerateError, AdmissionError, ValueError):
+        except (EngineDeadError, AdmissionError, ValueError):
+            raise
+        except EngineGenerateError:
+            if queue is not None:
+                await self.abort(queue.request_id, internal=True)  # Nothing, unless its time is over.
             raise
         except Exception as error:
             if queue is not None:
@@ -529,6 +534,29 @@ def _end(core: AsyncEngineCoreClient, loggers: StatLoggerManager | None, timeout
     if loggers is not None:
         loggers.stop()
     core.shutdown(timeout)
+
+
+def _deadline(limit_s: float | None) -> float | None:
+    return None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+
+
+async def _next_output(
+    queue: RequestOutputCollector, deadline: float | None
+) -> RequestOutput | PoolingRequestOutput[Any]:
+    """The next output. Raises EngineGenerateError past `deadline` (event loop time)."""
+    if deadline is None:
+        return queue.get_nowait() or await queue.get()
+    try:
+        async with asyncio.timeout_at(deadline):
+            if asyncio.get_running_loop().time() >= deadline:
+                raise TimeoutError
+            return queue.get_nowait() or await queue.get()
+    except TimeoutError:
+        raise EngineGenerateError(
+            "the request did not end within its time limit",
+            code="request-timeout",
+            fix="ask for fewer tokens, or raise --request-timeout",
+        ) from None
 
 
 async def _read_outputs(owner: weakref.ref[AsyncLLM]) -> None:

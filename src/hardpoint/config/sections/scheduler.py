@@ -47,6 +47,8 @@ class SchedulerConfig(Section):
     prefill_schedule_interval: Positive = 1
     async_scheduling: bool | None = None
     stream_interval: Positive = 1
+    # Ours: seconds a request may take over HTTP, waiting included; None = no limit.
+    request_timeout: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
     max_num_encoder_input_tokens: int = derived(0)
     encoder_cache_size: int = derived(0)

@@ -91,6 +91,8 @@ def sanitise(message: str) -> str:
 
 def _internal(error: Exception) -> Failure:
     text = sanitise(str(error)) or type(error).__name__
+    if isinstance(error, EngineGenerateError) and error.code == "request-timeout":
+        return Failure(504, "Gateway Timeout", text)
     return Failure(500, "InternalServerError", text)
 
 

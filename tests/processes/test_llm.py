@@ -66,8 +66,9 @@ print([list(output.outputs[0].token_ids) for output in outputs])
 
 
 def test_a_script_without_a_guard_generates_and_ends_without_a_word(script):
-    done = script(GENERATE)
+    done = script(GENERATE + "print('torch' in sys.modules, 'transformers' in sys.modules)")
     assert done.stdout.count("[[") == 1
+    assert done.stdout.endswith("False False\n")  # Only the engine core needs them.
     assert done.stderr == ""
 
 
@@ -127,6 +128,18 @@ def test_the_engine_core_finds_what_stands_beside_the_script(script, tmp_path):
     (tmp_path / "beside.py").write_text("class Extension:\n    def beside(self):\n        return 'here'\n")
     done = script("print(LLM(MODEL, worker_extension_cls='beside.Extension').collective_rpc('beside'))")
     assert done.stdout.split() == ["['here']"]
+
+
+def test_an_extension_that_clashes_with_the_worker_stops_the_start(script, tmp_path):
+    (tmp_path / "clash.py").write_text("class Extension:\n    def load_model(self):\n        pass\n")
+    done = script("""
+try:
+    LLM(MODEL, worker_extension_cls="clash.Extension")
+except ValueError as error:
+    print(error)
+""")
+    assert "load_model" in done.stdout
+    assert done.stderr == ""
 
 
 def test_functions_reach_the_worker_only_when_allowed(script):

@@ -11,6 +11,7 @@ import time
 import httpx
 import psutil
 import pytest
+from rpc_extension import Extension
 
 from hardpoint.testing import make_plugin
 from process_tools import ended, wait_until
@@ -201,6 +202,35 @@ def test_an_engine_core_that_dies_while_it_loads_is_reported(tiny_llama):
         assert server.exit_status(10) == 1
         assert "was killed by SIGKILL before it was ready" in server.log()
         server.assert_nothing_left(2)
+
+
+def test_worker_methods_over_http_answer_with_json_whatever_happens(tiny_llama):
+    extension = f"{Extension.__module__}.{Extension.__qualname__}"
+    path = {"PYTHONPATH": os.path.dirname(__file__), "VLLM_SERVER_DEV_MODE": "1"}
+    with ServerProcess(tiny_llama, "--worker-extension-cls", extension, env=path) as server:
+        server.wait_ready()
+
+        def call(method, **more):
+            return server.http.post("/collective_rpc", json={"method": method, **more})
+
+        assert call("ok", kwargs={"value": 4}).json()["results"][0]["value"] == 4
+        events = server.stream(300)
+        next(events)
+        started = time.monotonic()
+        for method, limit, statuses in (
+            ("boom", 2, {500}),
+            ("weird", 2, {400, 500}),
+            ("no_such_method", 2, {400, 404, 501}),
+            ("slow", 1, {408, 500, 504}),
+            (5, 2, {400, 422}),
+        ):
+            answer = call(method, timeout=limit)
+            assert answer.status_code in statuses, (method, answer.status_code, answer.text)
+            assert answer.json()["error"]["message"], method
+        assert time.monotonic() - started < 20
+        assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
+        assert call("ok").status_code == 200
+        assert server.health() == 200
 
 
 def test_an_abandoned_stream_frees_the_engine(tiny_llama):

@@ -226,7 +226,7 @@ class LLMEngine:
         self.engine_core.abort_requests(self.output_processor.abort_requests(request_ids, internal))
 
     def step(self) -> list[RequestOutput | PoolingRequestOutput[Any]]:
-        """Wait for one step of the engine core; returns finished and partial outputs, none when it has nothing to do."""
+        """Wait for one step of the engine core; returns finished and partial outputs, none with nothing to do."""
         if not self.has_unfinished_requests():
             return []
         outputs = self.engine_core.get_output()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from hardpoint.compat.table import API_VERSION
 from hardpoint.extensions.points import group_row
@@ -17,27 +17,6 @@ IO_PROCESSOR_PLUGINS_GROUP = group_row("io_processors").group
 LOGITSPROCS_GROUP = group_row("logits_processors").group
 
 VERSION_TUPLE = tuple(int(part) for part in API_VERSION.split("."))
-
-T = TypeVar("T", bound=type)
-
-
-def support_torch_compile(cls: T | None = None, **_options: Any) -> T | Callable[[T], T]:
-    """Mark a model class as one that torch.compile may take whole.
-
-    Compilation is off on a CPU (`CompilationMode.NONE`), where the class is returned as it is.
-    """
-    return _marked(cls) if cls is not None else _marked
-
-
-def ignore_torch_compile(cls: T) -> T:
-    """Leave a model class out of compilation."""
-    return cls
-
-
-def _marked(cls: T) -> T:
-    if not callable(getattr(cls, "forward", None)):
-        raise TypeError("support_torch_compile decorates a class that has a forward method")
-    return cls
 
 
 def random_tool_call_id() -> str:

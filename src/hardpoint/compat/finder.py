@@ -14,14 +14,22 @@ import importlib.metadata
 import opcode
 import sys
 from collections.abc import Iterator, Sequence
+from functools import cache
 from types import CodeType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hardpoint.compat.table import API_VERSION, Entry, Waits, entry, known, submodules
+if TYPE_CHECKING:
+    from hardpoint.compat.table import Entry
 
 ROOT = "vllm"
 _DOCS = "docs/compatibility.md lists what the alias provides"
 _IMPORT_FROM = opcode.opmap["IMPORT_FROM"]
+
+
+@cache
+def _table() -> Any:
+    """The table, once something of `vllm` is asked for: every process installs the finder, few need it."""
+    return importlib.import_module("hardpoint.compat.table")
 
 
 class AliasModule(ModuleType):
@@ -43,7 +51,7 @@ class AliasModule(ModuleType):
 
     def _missing(self, name: str, reason: str) -> Any:
         full = f"{self.__name__}.{name}"
-        if name not in ("__path__", "__all__", "__wrapped__") and full in known():
+        if name not in ("__path__", "__all__", "__wrapped__") and full in _table().known():
             return importlib.import_module(full)
         message = _explain(full, reason)
         # `from vllm.x import y` turns an AttributeError into a text of its own, losing ours.
@@ -52,7 +60,7 @@ class AliasModule(ModuleType):
         raise AttributeError(message)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__") or f"{self.__name__}.{name}" in known():
+        if name.startswith("__") or f"{self.__name__}.{name}" in _table().known():
             super().__setattr__(name, value)
             return
         owner, attribute = vars(self)["_row"].locate(name)
@@ -71,7 +79,10 @@ class AliasModule(ModuleType):
 
     def __dir__(self) -> list[str]:
         return sorted(
-            {*vars(self)["_row"].public_names(), *(name.rpartition(".")[2] for name in submodules(self.__name__))}
+            {
+                *vars(self)["_row"].public_names(),
+                *(name.rpartition(".")[2] for name in _table().submodules(self.__name__)),
+            }
         )
 
     @property
@@ -110,14 +121,14 @@ class AliasFinder(importlib.abc.MetaPathFinder):
         """Return the alias module's spec; refuse by name what `vllm` has and we do not."""
         if fullname != ROOT and not fullname.startswith(ROOT + "."):
             return None
-        row = entry(fullname)
-        if isinstance(row, Entry):
+        row = _table().entry(fullname)
+        if isinstance(row, _table().Entry):
             spec = importlib.machinery.ModuleSpec(fullname, _Loader(row), is_package=True)
             spec.submodule_search_locations = []
             return spec
         # find_spec() as a question is answered None; an import statement deserves the reason.
         if sys._getframe(1).f_code.co_name == "_find_spec" and sys._getframe(2).f_code.co_name != "find_spec":
-            raise ModuleNotFoundError(_explain(fullname, row.what if isinstance(row, Waits) else ""), name=fullname)
+            raise ModuleNotFoundError(_explain(fullname, getattr(row, "what", "")), name=fullname)
         return None
 
     def find_distributions(
@@ -132,7 +143,7 @@ class AliasFinder(importlib.abc.MetaPathFinder):
 class _Distribution(importlib.metadata.Distribution):
     def read_text(self, filename: str) -> str | None:
         if filename in ("METADATA", "PKG-INFO"):
-            return f"Metadata-Version: 2.1\nName: {ROOT}\nVersion: {API_VERSION}\n"
+            return f"Metadata-Version: 2.1\nName: {ROOT}\nVersion: {_table().API_VERSION}\n"
         # No entry points: what we ship in vLLM's groups are built-in rows of our table.
         return None
 

@@ -329,7 +329,7 @@ MODULES: dict[str, Entry | Waits] = {
         | _from(f"{_WORKER}.loaders.building", "process_weights_after_loading set_default_torch_dtype")
     ),
     "vllm.compilation": Entry(),
-    "vllm.compilation.decorators": Entry("hardpoint.compat.adapters"),
+    "vllm.compilation.decorators": Entry(f"{_WORKER}.models.compilation"),
     "vllm.distributed": Entry(_PARALLEL),
     "vllm.distributed.parallel_state": Entry(_PARALLEL),
     "vllm.distributed.communication_op": Entry(_PARALLEL),

@@ -27,6 +27,7 @@ from hardpoint.extensions.groups import (
 )
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.loading import (
+    ALIAS,
     SLOW_S,
     Loaded,
     Problem,
@@ -100,6 +101,7 @@ def has_booted() -> bool:
 def _boot(now: ProcessState) -> None:
     started = time.perf_counter()
     try:
+        load_ref(ALIAS)()
         _tell_names()
         load_ref(_PLATFORM)
         for loaded in load_group(group_row("general")):

@@ -25,6 +25,7 @@ from hardpoint.extensions import contract_versions, plugin_config
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words, leave_out
 from hardpoint.extensions.ledger import attributing, ledger
+from hardpoint.extensions.patches import patches
 from hardpoint.extensions.points import GROUPS, group_row
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import transaction
@@ -36,9 +37,11 @@ logger = init_logger("hardpoint.extensions")
 
 SLOW_S = 0.5  # an import or call longer than this is worth telling
 _STUCK_S = 10.0  # an import or call longer than this is told while it runs
-_ALIAS = "hardpoint.compat:install"  # answers a plugin's `import vllm`
+ALIAS = "hardpoint.compat:install"  # answers `import vllm` in code of others
 _CONTRACT, _WRONG_KIND = "plugin-contract", "plugin-kind"  # codes of our own words about a plugin
 _HEAVY = ("torch", "transformers")  # each costs seconds; the ledger tells who brings them in
+_DEVICE = "a CUDA device"
+IMPORTS = "it imports "  # in the ledger, before the heavy modules that came along
 POLICY_VARIABLE = "HARDPOINT_PLUGIN_POLICY"
 POLICIES = ("compatible", "strict")
 
@@ -154,9 +157,9 @@ def allowed(row: Group) -> list[Found]:
 
 def _import(row: Group, found: Found) -> Loaded | None:
     started = time.perf_counter()
-    before = [name for name in _HEAVY if name in sys.modules]
+    before = _heavy()
     if not found.built_in:
-        load_ref(_ALIAS)()
+        load_ref(ALIAS)()
         _show_logger(found)
     try:
         with attributing(found.origin), watching(row, found, "import"), all_or_nothing():
@@ -172,8 +175,8 @@ def _import(row: Group, found: Found) -> Loaded | None:
     origin = found.origin_with_file()
     if not found.built_in:
         ledger.know_package(found.module.partition(".")[0], origin)
-    heavy = [name for name in _HEAVY if name in sys.modules and name not in before]
-    detail = f"{found.value}; it imports {', '.join(heavy)}" if heavy else found.value
+    patches.look(origin)
+    detail = "; ".join(filter(None, [found.value, _brought(row, found, "import", before)]))
     ledger.record("load", row.key, found.name, origin=origin, duration_s=seconds, detail=detail)
     loaded = Loaded(found, value, seconds)
     state().loaded.append(loaded)
@@ -211,6 +214,7 @@ def call(row: Group, loaded: Loaded) -> Any:
     if not callable(value):
         raise wrong_kind(row, found, f"plugin {found.name!r} is {type(value).__name__}, which cannot be called")
     started = time.perf_counter()
+    before = _heavy()
     with attributing(found.origin_with_file()), watching(row, found, "call"), all_or_nothing():
         result = value()
         if inspect.iscoroutine(result):
@@ -218,8 +222,33 @@ def call(row: Group, loaded: Loaded) -> Any:
             raise wrong_kind(row, found, f"plugin {found.name!r} is a coroutine function, and nothing awaits it")
     seconds = time.perf_counter() - started
     loaded.seconds += seconds
-    ledger.record("call", row.key, found.name, origin=found.origin_with_file(), duration_s=seconds)
+    origin = found.origin_with_file()
+    patches.look(origin)
+    detail = _brought(row, found, "call", before)
+    ledger.record("call", row.key, found.name, origin=origin, duration_s=seconds, detail=detail)
     return result
+
+
+def _heavy() -> frozenset[str]:
+    """What this process holds of the things that a front end should stay free of."""
+    found = {name for name in _HEAVY if name in sys.modules}
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    asks = getattr(cuda, "is_initialized", None)
+    return frozenset({*found, _DEVICE} if asks is not None and asks() else found)
+
+
+def _brought(row: Group, found: Found, doing: str, before: frozenset[str]) -> str:
+    """What an import or call has brought into the process, in words; a device in a front end is warned of."""
+    new = _heavy() - before
+    if _DEVICE in new and state().roles == Role.FRONT_END:
+        what = (
+            f"the {doing} of plugin {found.name!r} has initialised CUDA in the front end, which stays free of devices"
+        )
+        fix = "register classes as 'module:Class' strings, and touch devices in workers only"
+        ledger.record("warn", row.key, found.name, origin=found.origin_with_file(), detail=what, fix=fix)
+        logger.warning("%s. Fix: %s", what, fix)
+    modules = ", ".join(name for name in _HEAVY if name in new)
+    return f"{IMPORTS}{modules}" if modules else ""
 
 
 def wrong_kind(row: Group, found: Found, what: str) -> PluginError:

@@ -38,13 +38,13 @@ def test_a_general_plugin_runs_once_per_process(install):
     assert ledger.entries(kind="call", name="one")[0].role == "engine_core"
 
 
-def test_the_platform_is_chosen_before_the_general_plugins(install, monkeypatch):
+def test_the_alias_comes_first_and_the_platform_before_the_general_plugins(install, monkeypatch):
     order = []
-    monkeypatch.setattr(boot_module, "load_ref", lambda ref: order.append("platform"))
+    monkeypatch.setattr(boot_module, "load_ref", lambda ref: order.append(ref.partition(":")[2]) or list)
     install("one", "import builtins\ndef f(): pass\n", {"vllm.general_plugins": {"one": "p_one:f"}})
     monkeypatch.setattr(boot_module, "load_group", lambda row: order.append(row.key) or [])
     boot(Role.FRONT_END)
-    assert order == ["platform", "general"]
+    assert order == ["install", "current_platform", "general"]
 
 
 def test_a_failing_plugin_stops_the_process_each_time_and_leaves_nothing(install):

@@ -53,7 +53,7 @@ def init_logger(name: str) -> Logger:
     logger = logging.getLogger(name)
     if not isinstance(logger, Logger):
         logger.__class__ = type("Logger", (Logger, type(logger)), {})
-    return cast(Logger, logger)
+    return cast("Logger", logger)
 
 
 class _Context(logging.Filter):

@@ -46,10 +46,11 @@ class ModelInfo:
         return cls(**data)
 
 
-_LLAMA = {"is_text_generation_model": True, "supports_pp": True, "supports_lora": True}
+def _llama(architecture: str) -> ModelInfo:
+    return ModelInfo(architecture, is_text_generation_model=True, supports_pp=True, supports_lora=True)
+
 
 # Facts about the models we ship, by architecture; a test holds them against the classes.
 BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
-    "LlamaForCausalLM": ModelInfo("LlamaForCausalLM", **_LLAMA),
-    "MistralForCausalLM": ModelInfo("MistralForCausalLM", **_LLAMA),
+    architecture: _llama(architecture) for architecture in ("LlamaForCausalLM", "MistralForCausalLM")
 }

@@ -88,4 +88,8 @@ def _joined(parts: list[LogprobsLists], state: RequestState, vocab_size: int) ->
         return LogprobsLists(
             np.zeros((0, columns), np.int32), np.zeros((0, columns), np.float32), np.zeros(0, np.int32)
         )
-    return LogprobsLists(*(np.concatenate([part[field] for part in parts]) for field in range(3)))
+    return LogprobsLists(
+        np.concatenate([part.logprob_token_ids for part in parts]),
+        np.concatenate([part.logprobs for part in parts]),
+        np.concatenate([part.sampled_token_ranks for part in parts]),
+    )

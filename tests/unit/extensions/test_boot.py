@@ -40,11 +40,11 @@ def test_a_general_plugin_runs_once_per_process(install):
 
 def test_the_alias_comes_first_and_the_platform_before_the_general_plugins(install, monkeypatch):
     order = []
-    monkeypatch.setattr(boot_module, "load_ref", lambda ref: order.append(ref.partition(":")[2]) or list)
+    monkeypatch.setattr(boot_module, "load_ref", lambda ref: order.append(ref) or list)
     install("one", "import builtins\ndef f(): pass\n", {"vllm.general_plugins": {"one": "p_one:f"}})
     monkeypatch.setattr(boot_module, "load_group", lambda row: order.append(row.key) or [])
     boot(Role.FRONT_END)
-    assert order == ["install", "current_platform", "general"]
+    assert order == [boot_module.ALIAS, boot_module._PLATFORM, "general"]
 
 
 def test_a_failing_plugin_stops_the_process_each_time_and_leaves_nothing(install):

@@ -16,6 +16,7 @@ from hardpoint.extensions.discovery import catalogue
 from hardpoint.extensions.ledger import LedgerEntry
 from hardpoint.extensions.listing import table_as_dict
 from hardpoint.extensions.loading import POLICIES, set_policy
+from hardpoint.extensions.patches import KEY as PATCHES
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, REGISTRIES
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import registry
@@ -169,7 +170,7 @@ def _keys() -> list[str]:
 def _row_key(key: str) -> str | None:
     by_group = {row.group: row.key for row in GROUPS}
     known = by_group.get(key, key)
-    return known if known in [*_keys(), CONFIG, "VLLM_PLUGINS"] else None
+    return known if known in [*_keys(), CONFIG, PATCHES, "plugin_config", "VLLM_PLUGINS"] else None
 
 
 def _built_in_names(key: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hardpoint.compat.table import Entry
+from hardpoint.extensions.patches import patches
 
 ROOT = "vllm"
 _DOCS = "docs/compatibility.md lists what the alias provides"
@@ -45,9 +46,11 @@ class AliasModule(ModuleType):
         if owner is None:
             return self._missing(name, attribute)
         try:
-            return getattr(importlib.import_module(owner), attribute) if attribute else importlib.import_module(owner)
+            found = getattr(importlib.import_module(owner), attribute) if attribute else importlib.import_module(owner)
         except AttributeError:
             return self._missing(name, "")
+        patches.watch(found)
+        return found
 
     def _missing(self, name: str, reason: str) -> Any:
         full = f"{self.__name__}.{name}"
@@ -68,14 +71,20 @@ class AliasModule(ModuleType):
             # A name of the plugin's own, or one we do not have: keep it for whoever reads it here.
             super().__setattr__(name, value)
             return
-        setattr(importlib.import_module(owner), attribute, value)
+        module = importlib.import_module(owner)
+        before = vars(module).get(attribute)
+        setattr(module, attribute, value)
+        patches.wrote(owner, attribute, before, value)
 
     def __delattr__(self, name: str) -> None:
         owner, attribute = vars(self)["_row"].locate(name)
         if name in vars(self) or owner is None or not attribute:
             super().__delattr__(name)
             return
-        delattr(importlib.import_module(owner), attribute)
+        module = importlib.import_module(owner)
+        before = vars(module).get(attribute)
+        delattr(module, attribute)
+        patches.wrote(owner, attribute, before, None)
 
     def __dir__(self) -> list[str]:
         return sorted(

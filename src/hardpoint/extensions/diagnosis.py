@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hardpoint.extensions.ledger import LedgerEntry
-from hardpoint.extensions.loading import SLOW_S
+from hardpoint.extensions.loading import IMPORTS, SLOW_S
 from hardpoint.extensions.points import registry_row
 from hardpoint.extensions.report import BootReport
-from hardpoint.extensions.rows import State
+from hardpoint.extensions.rows import Role, State
 
 _ORDER = ("error", "warning", "note")
 
@@ -74,17 +74,26 @@ def _from_entry(entry: LedgerEntry) -> tuple[str, str, str] | None:
     if entry.kind == "replace":
         owner = entry.origin.label if entry.origin is not None else "code outside a plugin"
         return "warning", f"{entry.key} {entry.name!r}: {entry.detail} [from {owner}]", "leave out one of the two"
-    if entry.kind in ("load", "call") and (entry.duration_s or 0.0) > SLOW_S:
-        doing = "import" if entry.kind == "load" else "call"
-        heavy = entry.detail.partition("; ")[2]
-        cause = f" ({heavy})" if heavy else ""
-        # Rounded to whole seconds, so that the roles' times make one finding.
-        text = f"the {doing} of {who} takes {max(1, round(entry.duration_s or 0.0))} s in each process{cause}"
-        return "warning", text, "import heavy modules only where they are used, register by 'module:Class'"
+    if entry.kind in ("load", "call"):
+        return _from_run(entry, who)
     if entry.kind == "skip" and "VLLM_PLUGINS" in entry.detail:
         return "note", f"{who} is left out: {entry.detail}", f"add {entry.name} to VLLM_PLUGINS if you want it"
     if entry.kind == "skip":
         return "note", f"{who} is left out: {entry.detail}", "nothing, if that is what you want"
+    return None
+
+
+def _from_run(entry: LedgerEntry, who: str) -> tuple[str, str, str] | None:
+    doing = "import" if entry.kind == "load" else "call"
+    heavy = entry.detail.rpartition(IMPORTS)[2] if IMPORTS in entry.detail else ""
+    if (entry.duration_s or 0.0) > SLOW_S:
+        cause = f" (it imports {heavy})" if heavy else ""
+        # Rounded to whole seconds, so that the roles' times make one finding.
+        text = f"the {doing} of {who} takes {max(1, round(entry.duration_s or 0.0))} s in each process{cause}"
+        return "warning", text, "import heavy modules only where they are used, register by 'module:Class'"
+    if heavy and entry.role == Role.FRONT_END.label:
+        text = f"the {doing} of {who} brings {heavy} into the front end, which does without"
+        return "note", text, f"import {heavy} inside the functions that need it, register by 'module:Class'"
     return None
 
 

@@ -104,6 +104,8 @@ class Ledger:
         self._next_seq = 0
         self.dropped = 0
         self.role = "main"
+        # Called before the entries leave this process, to add what nobody reported.
+        self.before_export: Callable[[], None] = lambda: None
 
     def record(
         self,
@@ -161,6 +163,7 @@ class Ledger:
 
     def export(self) -> list[dict[str, Any]]:
         """This process's own entries as plain dicts."""
+        self.before_export()
         return [entry.to_dict() for entry in self.entries(pid=os.getpid())]
 
     def merge(self, exported: Iterable[Mapping[str, Any]]) -> None:

@@ -33,6 +33,7 @@ from hardpoint.extensions.groups import (
     load_stat_logger_plugin_factories,
 )
 from hardpoint.extensions.ledger import LedgerEntry, ledger
+from hardpoint.extensions.patches import patches
 from hardpoint.extensions.points import config_hook_row, group_row
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
@@ -165,7 +166,7 @@ def write_report(
                 break  # without its boot the process would not get further
     if role is Role.FRONT_END and not stops:
         report_unused_settings(final=True)
-    _look_for_devices(role)
+    patches.look()
     stop_listening()
     write({"outcome": {"role": role.label, "seconds": time.perf_counter() - started, "stops": stops}})
     return 1 if stops else 0
@@ -178,13 +179,6 @@ def _make_config(serve_flags: list[str]) -> Any:
     load_ref("hardpoint.config.engine_args:add_front_end_args")(parser)
     arguments.add_cli_args(parser)
     return arguments.from_cli_args(parser.parse_args(serve_flags)).create_engine_config("server")
-
-
-def _look_for_devices(role: Role) -> None:
-    torch = sys.modules.get("torch")
-    if role is Role.FRONT_END and torch is not None and torch.cuda.is_initialized():
-        what = "a plugin has touched a CUDA device in the front end, which must stay free of devices"
-        ledger.record("warn", "general", "", detail=what, fix="register classes as 'module:Class' strings")
 
 
 def _as_dict(error: BaseException) -> dict[str, str]:

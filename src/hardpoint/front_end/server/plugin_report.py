@@ -11,6 +11,7 @@ from hardpoint.errors import HardpointError
 from hardpoint.extensions import plugin_config
 from hardpoint.extensions.discovery import catalogue
 from hardpoint.extensions.ledger import LedgerEntry, ledger
+from hardpoint.extensions.patches import patches
 from hardpoint.extensions.points import GROUPS, REGISTRIES, ROWS
 from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
@@ -22,6 +23,7 @@ _ASK_S = 5.0
 async def report(engine: Any) -> bytes:
     """The answer of /plugins as JSON; the engine core's and the workers' ledgers are asked for first."""
     await _gather(engine)
+    patches.look()
     entries = ledger.entries()
     body = {
         "processes": _processes(entries),

@@ -1,3 +1,7 @@
+from dataclasses import replace
+
+import pytest
+
 from hardpoint.extensions.diagnosis import diagnose
 from hardpoint.extensions.ledger import LedgerEntry
 from hardpoint.extensions.report import BootReport
@@ -59,3 +63,15 @@ def test_what_goes_to_a_planned_registry_is_a_note():
     planned = entry("warn", "tool_parsers", "hermes", detail="noted")
     other = entry("warn", "VLLM_PLUGINS", "typo", detail="matches nothing")
     assert [severity for severity, *_ in found(healthy("worker", planned, other))] == ["warning", "note"]
+
+
+@pytest.mark.parametrize(("seconds", "severity"), [(0.1, "note"), (2.0, "warning")])
+@pytest.mark.parametrize(("kind", "detail"), [("load", "m:f; it imports torch"), ("call", "it imports torch")])
+def test_torch_in_the_front_end_is_noted(kind, detail, seconds, severity):
+    run = entry(kind, detail=detail, duration_s=seconds)
+    (one,) = diagnose([healthy("front_end", run)], 60)
+    assert one.severity == severity
+    assert "torch" in one.what
+    assert "module:Class" in one.fix
+    elsewhere = diagnose([healthy("worker", replace(run, role="worker"))], 60)
+    assert bool(elsewhere) == (severity == "warning"), "a worker is the place for it"

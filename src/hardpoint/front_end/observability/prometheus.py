@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -77,34 +78,36 @@ def merged(metrics: Iterable[Metric]) -> list[Metric]:
 
 
 class _PluginMetrics:
-    """`hardpoint:plugin_*`: what the ledger holds, as counters."""
+    """`hardpoint:plugin_*`: what the ledger holds, of all processes that it has heard of."""
 
-    _COUNTED = {"load": "loads", "fault": "faults", "skip": "skips", "replace": "replacements"}
+    _LABELS = ("key", "name", "role")
+    _COUNTED = {"load": "loads", "call": "calls", "fault": "faults", "skip": "skips", "replace": "replacements"}
+    _TIMED = {"load": "importing", "call": "calling"}
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        labels = ["key", "name", "role"]
-        counts: dict[tuple[str, str, str, str], int] = {}
-        seconds: dict[tuple[str, str, str], float] = {}
+        counts: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in self._COUNTED}
+        seconds: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in self._TIMED}
         for entry in ledger.entries():
-            if entry.kind in self._COUNTED:
-                counted = (entry.kind, entry.key, entry.name, entry.role)
-                counts[counted] = counts.get(counted, 0) + 1
-            if entry.kind in ("load", "call") and entry.duration_s is not None:
-                spent = (entry.key, entry.name, entry.role)
-                seconds[spent] = seconds.get(spent, 0.0) + entry.duration_s
+            labels = (entry.key, entry.name, entry.role)
+            if entry.kind in counts:
+                counts[entry.kind][labels] += 1
+            if entry.kind in seconds:
+                seconds[entry.kind][labels] += entry.duration_s or 0.0
         for kind, what in self._COUNTED.items():
-            family = CounterMetricFamily(f"hardpoint:plugin_{what}", f"Extension {what} by process role", labels=labels)
-            for (found, key, name, role), count in counts.items():
-                if found == kind:
-                    family.add_metric([key, name, role], count)
-            yield family
-        gauge = GaugeMetricFamily("hardpoint:plugin_load_seconds", "Time spent importing and calling", labels=labels)
-        for spent, total in seconds.items():
-            gauge.add_metric(list(spent), total)
-        yield gauge
+            about = f"Extension {what} by process role"
+            counter = CounterMetricFamily(f"hardpoint:plugin_{what}", about, labels=self._LABELS)
+            for labels, count in counts[kind].items():
+                counter.add_metric(list(labels), count)
+            yield counter
+        for kind, doing in self._TIMED.items():
+            about = f"Seconds spent {doing} extensions, by process role"
+            gauge = GaugeMetricFamily(f"hardpoint:plugin_{kind}_seconds", about, labels=self._LABELS)
+            for labels, total in seconds[kind].items():
+                gauge.add_metric(list(labels), total)
+            yield gauge
 
 
 def show_plugin_metrics() -> None:

@@ -50,10 +50,14 @@ def encode_call(
 
 
 class WorkerLink:
-    """The engine core's end. Any thread may call."""
+    """The engine core's end. Any thread may call.
 
-    def __init__(self, channel: Channel, name: str) -> None:
+    how_it_ended  says what became of the worker; asked once its end of the pipe is closed
+    """
+
+    def __init__(self, channel: Channel, name: str, how_it_ended: Callable[[], str] | None = None) -> None:
         self.name = name
+        self._how_it_ended = how_it_ended or (lambda: f"{name} has ended")
         self._channel = channel
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[Any]] = {}
@@ -79,7 +83,7 @@ class WorkerLink:
         try:
             self._channel.send(frame)
         except ChannelClosed:
-            self._fail_all(f"{self.name} has ended")
+            self._fail_all(self._how_it_ended())
         return future
 
     def call(
@@ -111,7 +115,7 @@ class WorkerLink:
             while True:
                 self._settle(_answers.decode(self._channel.receive()))
         except ChannelClosed:
-            self._fail_all(f"{self.name} has ended")
+            self._fail_all(self._how_it_ended())
         except CodecError as error:
             self._fail_all(f"{self.name} sent something unreadable: {error}")
 

@@ -35,7 +35,12 @@ class WorkerProcess:
         """
         deadline = time.monotonic() + timeout_s
         wait_for_ready(self.child, deadline)
-        self.link = WorkerLink(self.child.channel, self.child.name)
+        self.link = WorkerLink(self.child.channel, self.child.name, self._how_it_ended)
+
+    def _how_it_ended(self) -> str:
+        # The pipe closes a moment before the system tells how the process ended.
+        self.child.wait(_EXIT_WAIT_S)
+        return f"{self.child.name} (pid {self.child.pid}) {self.child.status or 'closed its link'}"
 
     def stop(self, grace_s: float) -> None:
         """End the process, by force after `grace_s`."""

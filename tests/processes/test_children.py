@@ -13,15 +13,18 @@ import time
 import psutil
 import pytest
 
+from hardpoint.errors import ModelFileError, StartError
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ExitStatus, spawn_child
-from hardpoint.types.messages import Hello
+from hardpoint.links.workers import start_error, wait_for_ready
+from hardpoint.types.messages import Hello, StartFailed
 from process_tools import ended
 
 CHILD = """
 import os, signal, subprocess, sys, time
 from hardpoint.links.children import attach
-from hardpoint.types.messages import Hello
+from hardpoint.links.workers import start_error, wait_for_ready
+from hardpoint.types.messages import Hello, StartFailed
 
 link = attach(sys.argv[1:])
 mode = os.environ.get("CHILD_MODE", "")
@@ -151,8 +154,30 @@ def test_a_forked_copy_of_the_parent_neither_ends_nor_keeps_the_child(child_modu
 
 
 def test_a_program_that_cannot_start_is_a_clear_error(monkeypatch):
-    from hardpoint.errors import StartError
-
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(StartError, match="worker process cannot be started"):
         spawn_child("x", "worker")
+
+
+def test_a_child_that_is_never_ready_is_given_up_and_one_that_ends_is_told_apart(child_module, monkeypatch):
+    for mode, what in (("", "not ready in time"), ("exit", "ended with status 3"), ("crash", "was killed by SIGSEGV")):
+        monkeypatch.setenv("CHILD_MODE", mode)
+        child = spawn_child(child_module, "engine core")
+        child.receive(20)
+        with pytest.raises(StartError, match=what):
+            wait_for_ready(child, time.monotonic() + (0.1 if not mode else 20))
+        child.kill()
+        child.stop(5)
+
+
+def test_what_stopped_a_child_is_raised_as_itself():
+    message = StartFailed(
+        "model-file", "the file is short", "model.gguf", "fetch it again", "Traceback ...", "ModelFileError"
+    )
+    error = start_error(message, "engine core")
+    assert type(error) is ModelFileError
+    assert (error.code, error.origin, error.fix) == ("model-file", "model.gguf", "fetch it again")
+    assert error.child_traceback == "Traceback ..."
+    for kind in ("KeyError", "SystemExit", "EngineDeadError.__init__", ""):
+        assert type(start_error(StartFailed("c", "what", kind=kind), "worker 1")) is StartError
+    assert "worker 1" in str(start_error(StartFailed("c", "what"), "worker 1"))

@@ -166,6 +166,9 @@ def test_two_servers_at_once_and_one_socket_file(tiny_llama, tmp_path):
     with ServerProcess(tiny_llama) as one, ServerProcess(tiny_llama, "--uds", path) as two:
         one.wait_ready()
         assert one.complete().status_code == 200
+        # Only the engine core loads it: the front end has answered a request without.
+        assert not _loads_torch(one.process.pid)
+        assert _loads_torch(one.engine_core)
         with httpx.Client(transport=httpx.HTTPTransport(uds=path), base_url="http://server", timeout=60) as client:
             assert wait_until(lambda: os.path.exists(path), 30)
             assert client.get("/health").status_code == 200
@@ -173,6 +176,10 @@ def test_two_servers_at_once_and_one_socket_file(tiny_llama, tmp_path):
         assert two.exit_status() == 0
         assert not os.path.exists(path)
         assert one.health() == 200
+
+
+def _loads_torch(pid):
+    return any("libtorch" in memory.path for memory in psutil.Process(pid).memory_maps())
 
 
 def server_socket(tmp_path):

@@ -285,6 +285,22 @@ def test_state_and_calls_of_a_healthy_engine(engine, run):
     run(go())
 
 
+def test_what_the_engine_core_cannot_read_is_ignored(engine, run):
+    async def go():
+        assert not await engine.is_paused()
+        socket = engine.engine_core._socket
+        for frames in ([b"\x7f", b"unknown kind"], [b"\x00"], [b"\x00", b"x", b"y"], [b"\x00", b"\xc1"],
+                       [b"\x01", b"\x05"], [b"\x03", b"\x93\x01\x02\x03"], [b"\x04", b""]):  # fmt: skip
+            await socket.send_multipart(frames)
+        with pytest.raises(NotImplementedError, match="_step"):
+            await engine.engine_core.call_utility_async("_step")
+        with pytest.raises(TypeError):
+            await engine.engine_core.call_utility_async("check_health", "too", "many")
+        return await last(engine, "fine", greedy())
+
+    assert run(go()).finished
+
+
 def test_a_request_the_engine_core_refuses_ends_alone(engine, run):
     async def go():
         _, request = engine.input_processor.process_inputs("odd", "The", greedy())

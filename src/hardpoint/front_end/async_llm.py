@@ -10,13 +10,12 @@ from typing import Any, NoReturn
 
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.config.sections import VllmConfig
-from hardpoint.contracts.engine_client import EngineClient
 from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.env import envs
 from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
-from hardpoint.extensions.ledger import ledger
 from hardpoint.front_end.client import AsyncEngineCoreClient
+from hardpoint.front_end.engine_calls import EngineCalls
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
@@ -35,7 +34,7 @@ logger = init_logger(__name__)
 _DRAIN_POLL_S = 0.05
 
 
-class AsyncLLM(EngineClient):
+class AsyncLLM(EngineCalls):
     """An engine whose core runs in a process of its own.
 
     The constructor returns once the model can serve; it raises what stopped the start. Use the
@@ -406,107 +405,13 @@ class AsyncLLM(EngineClient):
             self.engine_core.process.fail(error)
         self.output_processor.propagate_error(error)
 
-    # Calls.
+    # The rest of `EngineClient`; what the engine core answers is in `EngineCalls`.
 
     async def do_log_stats(self) -> None:
         """Let the stat loggers write now."""
         if self.logger_manager is not None:
             # Off the event loop: a logger may take its time.
             await asyncio.to_thread(self.logger_manager.log)
-
-    async def collective_rpc(
-        self,
-        method: str,
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call a method of every worker; a list with one result per worker.
-
-        timeout  seconds until TimeoutError; None waits without end
-        """
-        return await self._call("collective_rpc", method, timeout, tuple(args), kwargs, timeout_s=timeout)
-
-    async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget cached prefixes; False if running requests kept some."""
-        return await self._call("reset_prefix_cache", reset_running_requests, reset_connector)
-
-    async def reset_mm_cache(self) -> None:
-        """Drop cached media."""
-        await self._call("reset_mm_cache")
-
-    async def reset_encoder_cache(self) -> None:
-        """Drop cached encoder outputs."""
-        await self._call("reset_encoder_cache")
-
-    async def start_profile(
-        self,
-        profile_prefix: str | None = None,
-        *,
-        delay_iterations: int | None = None,
-        max_iterations: int | None = None,
-    ) -> None:
-        """Begin profiling on every worker. Raises ValueError unless --profiler-config names a profiler."""
-        if delay_iterations is not None or max_iterations is not None:
-            raise NotImplementedError("profiling by iterations is not supported by this version")
-        await self._call("profile", True, profile_prefix)
-
-    async def stop_profile(self) -> None:
-        """End profiling."""
-        await self._call("profile", False)
-
-    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Give memory back. Raises NotImplementedError where the engine cannot."""
-        await self._call("sleep", level, mode)
-
-    async def wake_up(self, tags: list[str] | None = None) -> bool:
-        """Undo `sleep`. Raises NotImplementedError where the engine cannot."""
-        return await self._call("wake_up", tags)
-
-    async def is_sleeping(self) -> bool:
-        """Whether the engine has given its memory back for a while."""
-        return await self._call("is_sleeping")
-
-    async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Stop generating: `abort` running requests, `wait` for them or `keep` them."""
-        await self._call("pause_scheduler", mode, clear_cache)
-
-    async def resume_generation(self) -> None:
-        """Undo `pause_generation`."""
-        await self._call("resume_scheduler")
-
-    async def is_paused(self) -> bool:
-        """Whether generation is paused."""
-        return await self._call("is_scheduler_paused")
-
-    async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Load an adapter. Raises NotImplementedError where the engine cannot."""
-        return await self._call("add_lora", lora_request)
-
-    async def remove_lora(self, lora_id: int) -> bool:
-        """Unload an adapter. Raises NotImplementedError where the engine cannot."""
-        return await self._call("remove_lora", lora_id)
-
-    async def list_loras(self) -> set[int]:
-        """Ids of the loaded adapters."""
-        return await self._call("list_loras")
-
-    async def pin_lora(self, lora_id: int) -> bool:
-        """Keep an adapter resident. Raises NotImplementedError where the engine cannot."""
-        return await self._call("pin_lora", lora_id)
-
-    async def get_ledger(self) -> list[dict[str, Any]]:
-        """The ledger of all processes, oldest entry first."""
-        ledger.merge(await self._call("get_ledger"))
-        return [entry.to_dict() for entry in sorted(ledger.entries(), key=lambda entry: entry.time)]
-
-    async def checkpoint_prepare(self) -> None:
-        """Refused: process snapshots are not supported by this version."""
-        self._cannot("checkpoint_prepare")
-
-    async def checkpoint_restore(self) -> None:
-        """Refused: process snapshots are not supported by this version."""
-        self._cannot("checkpoint_restore")
 
     async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
         """Wait until no request runs. Raises TimeoutError past `drain_timeout` seconds."""

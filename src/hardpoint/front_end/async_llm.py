@@ -20,7 +20,7 @@ from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
-from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences
+from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
 from hardpoint.log import init_logger
 from hardpoint.types.lora_request import LoRARequest
@@ -65,6 +65,8 @@ class AsyncLLM(EngineCalls):
     ) -> None:
         if client_addresses is not None or client_count != 1:
             raise NotImplementedError("several API servers for one engine are not supported by this version")
+        if profiler is not None:
+            raise NotImplementedError("profiling the front end is not supported by this version")
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         self.log_requests = log_requests
@@ -74,34 +76,29 @@ class AsyncLLM(EngineCalls):
         process = engine_process or EngineProcess()
         try:
             process.begin(vllm_config, executor_class, self.log_stats)
-            # While the model loads:
-            tokenizer = None if self.model_config.skip_tokenizer_init else get_tokenizer(self.model_config)
-            self.input_processor = InputProcessor(vllm_config, tokenizer)
-            self.renderer = self.input_processor
-            self.output_processor = OutputProcessor(
-                tokenizer, self.log_stats, vllm_config.scheduler_config.stream_interval
-            )
+            self._prepare()  # While the model loads.
             self._ready = process.wait_ready()
+            note_ready(vllm_config, self._ready)
             self.engine_core = AsyncEngineCoreClient(process, client_index)
+            self.logger_manager = (
+                start_stat_loggers(vllm_config, factories, log_stats, aggregate_engine_logging)
+                if self.log_stats
+                else None
+            )
         except BaseException:
             process.abandon()
             raise
-        note_ready(vllm_config, self._ready)
-        self._tokenizer = tokenizer
         self._output_task: asyncio.Task[None] | None = None
-        self.logger_manager: StatLoggerManager | None = None
-        if self.log_stats:
-            self.logger_manager = StatLoggerManager(
-                vllm_config,
-                [0],
-                custom_stat_loggers=factories,
-                enable_default_loggers=log_stats,
-                aggregate_engine_logging=aggregate_engine_logging,
-            )
-            self.logger_manager.log_engine_initialized()
-            self.logger_manager.start()
         # The tasks that read outputs hold the client, not this object.
         self._finalizer = weakref.finalize(self, _end, self.engine_core, self.logger_manager)
+
+    def _prepare(self) -> None:
+        self._tokenizer = None if self.model_config.skip_tokenizer_init else get_tokenizer(self.model_config)
+        self.input_processor = InputProcessor(self.vllm_config, self._tokenizer)
+        self.renderer = self.input_processor
+        self.output_processor = OutputProcessor(
+            self._tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
+        )
 
     @classmethod
     def from_vllm_config(

@@ -23,7 +23,7 @@ from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.observability.reader import get_metrics_snapshot
 from hardpoint.front_end.outputs import OutputProcessor
-from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences
+from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreRequest
@@ -68,15 +68,7 @@ class LLMEngine:
             self._start_here(vllm_config, executor_class)
         self.logger_manager: StatLoggerManager | None = None
         if self.log_stats:
-            self.logger_manager = StatLoggerManager(
-                vllm_config,
-                [0],
-                custom_stat_loggers=factories,
-                enable_default_loggers=log_stats,
-                aggregate_engine_logging=aggregate_engine_logging,
-            )
-            self.logger_manager.log_engine_initialized()
-            self.logger_manager.start()
+            self.logger_manager = start_stat_loggers(vllm_config, factories, log_stats, aggregate_engine_logging)
             weakref.finalize(self, self.logger_manager.stop)
 
     def _start_process(

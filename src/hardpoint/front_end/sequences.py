@@ -6,6 +6,8 @@ from copy import copy
 
 from hardpoint.config.draft import writing
 from hardpoint.config.sections import VllmConfig
+from hardpoint.contracts.stat_logger import StatLoggerFactory
+from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.parallel_sampling import ParentRequest
 from hardpoint.front_end.tokenizers import TokenizerLike
 from hardpoint.types.messages import EngineCoreRequest, Ready
@@ -37,6 +39,26 @@ def note_ready(vllm_config: VllmConfig, ready: Ready) -> None:
         cache.kv_cache_size_tokens = ready.kv_cache_size_tokens
         if ready.max_model_len:
             vllm_config.model_config.max_model_len = ready.max_model_len
+
+
+def start_stat_loggers(
+    vllm_config: VllmConfig, factories: list[StatLoggerFactory], defaults: bool, aggregate: bool
+) -> StatLoggerManager:
+    """The stat loggers of a started engine, writing already.
+
+    factories  the caller's and the plugins'
+    defaults   the console logger too
+    """
+    manager = StatLoggerManager(
+        vllm_config,
+        [0],
+        custom_stat_loggers=factories,
+        enable_default_loggers=defaults,
+        aggregate_engine_logging=aggregate,
+    )
+    manager.log_engine_initialized()
+    manager.start()
+    return manager
 
 
 def require_tokenizer(tokenizer: TokenizerLike | None) -> TokenizerLike:

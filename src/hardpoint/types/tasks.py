@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias, get_args
 
 GenerationTask: TypeAlias = Literal["generate", "transcription", "realtime"]
-PoolingTask: TypeAlias = Literal[
-    "embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"
-]
+PoolingTask: TypeAlias = Literal["embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify"]
 FrontendTask: TypeAlias = Literal["render"]
 SupportedTask: TypeAlias = Literal[GenerationTask, PoolingTask, FrontendTask]
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 from hardpoint.config.arguments import FlagError, check_refused
 from hardpoint.config.early_flags import apply_early_flags
@@ -12,6 +15,7 @@ from hardpoint.config.flags import FLAGS
 from hardpoint.config.sections import DEFAULT_MODEL
 from hardpoint.errors import PluginError
 from hardpoint.extensions.boot import boot
+from hardpoint.extensions.ledger import LedgerEntry, ledger
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.extensions.setting_words import PluginConfigError
@@ -20,6 +24,8 @@ from hardpoint.log import configure, init_logger
 
 logger = init_logger(__name__)
 _SERVE = "hardpoint.processes.front_end:serve"
+# How long a help waits for plugins, which may add flags; some import torch.
+_HELP_WAIT_S = 10.0
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -55,14 +61,53 @@ def _boot(words: list[str]) -> bool:
     """Load the plugins; one that fails stops the command, but not its help, which is then without its flags."""
     # Whatever plugins start from here on must be found again when the server ends.
     mark_run()
-    try:
+    if not {"-h", "--help"} & set(words):
         boot(Role.FRONT_END)
+        return True
+    lacking = _boot_for_help()
+    if lacking:
+        logger.error("this help lacks what plugins add: %s", lacking)
+    return not lacking
+
+
+def _boot_for_help() -> str:
+    """Load the plugins as far as a help may wait for them; return why not all of them have."""
+    begun: list[LedgerEntry] = []
+    stop_listening = ledger.listen(lambda entry: begun.append(entry) if entry.kind == "begin" else None)
+    try:
+        with _at_most(_HELP_WAIT_S):
+            boot(Role.FRONT_END)
     except (PluginError, PluginConfigError) as error:
-        if not {"-h", "--help"} & set(words):
-            raise
-        logger.error("this help lacks what plugins add: %s", error)
-        return False
-    return True
+        return str(error)
+    except _TooLong:
+        doing = f"the {begun[-1].detail} of plugin {begun[-1].name!r}" if begun else "their loading"
+        return f"{doing} takes longer than {_HELP_WAIT_S:g} s"
+    finally:
+        stop_listening()
+    return ""
+
+
+class _TooLong(BaseException):
+    """Not an Exception: no fault rule of a plugin may take it for one of its own."""
+
+
+@contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raise _TooLong inside the block when it takes longer, where the system has alarms."""
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+
+    def ring(number: int, frame: object) -> NoReturn:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def run(args: argparse.Namespace) -> int:

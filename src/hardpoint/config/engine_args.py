@@ -14,6 +14,7 @@ from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
 from hardpoint.config.sections import (
     CompilationConfig,
     LoggingConfig,
+    ModelConfig,
     PluginsConfig,
     SchedulerConfig,
     Section,
@@ -150,6 +151,13 @@ class EngineArgs(_Arguments):
         parts = self._sections(_use(usage_context), platform)
         self._record()
         return VllmConfig(**parts)
+
+    def create_model_config(self) -> ModelConfig:
+        """The model's part of the configuration alone, settled: facts, number format, context, quantisation.
+
+        Raises as `create_engine_config`, which reads the model's files again.
+        """
+        return self.create_engine_config().model_config
 
     def _sections(self, use: str, platform: Any) -> dict[str, Any]:
         values = self._by_section()

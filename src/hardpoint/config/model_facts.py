@@ -168,7 +168,8 @@ def check_architecture(architectures: list[str], overrides: dict[str, str], auto
     raise ConfigError(
         f"{origin}: the model class {listed} is not supported{near_miss(listed, supported)}",
         code="model-architecture",
-        fix=f"supported: {', '.join(supported)}; a plugin can register others",
+        fix=f"supported: {', '.join(supported)}; others are registered with ModelRegistry.register_model in a general "
+        "plugin, which runs in every process",
     )
 
 

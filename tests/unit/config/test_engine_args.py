@@ -51,6 +51,13 @@ def test_making_them_loads_the_general_plugins():
     assert has_booted()
 
 
+def test_the_model_config_alone_is_settled(llama_folder):
+    args = EngineArgs(model=str(llama_folder()), max_model_len=100)
+    model = args.create_model_config()
+    assert (model.architecture, model.max_model_len, model.dtype) == ("LlamaForCausalLM", 100, "float32")
+    assert args.create_engine_config().model_config == model
+
+
 def test_values_reach_their_fields(create):
     config = create(
         max_model_len=256,

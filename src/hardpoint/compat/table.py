@@ -92,7 +92,6 @@ SLEEP = "sleep mode"
 STRUCTURED = "structured outputs"
 QUANT = "more quantisation methods"
 PARALLEL = "tensor and pipeline parallelism"
-ASYNC_SCHEDULING = "asynchronous scheduling"
 IR = "IR operators"
 TRITON = "the Triton kernels"
 COMPILE = "torch.compile integration"
@@ -381,7 +380,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.core.sched": Entry(),
     "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
     "vllm.v1.core.sched.scheduler": Entry("hardpoint.engine_core.scheduler.default"),
-    "vllm.v1.core.sched.async_scheduler": Waits(ASYNC_SCHEDULING),
+    "vllm.v1.core.sched.async_scheduler": Entry(names=_from("hardpoint.compat.async_scheduler", "AsyncScheduler")),
     "vllm.v1.core.sched.output": Entry(f"{_TYPES}.schedule"),
     "vllm.v1.executor": Entry(names=_from(f"{_CONTRACTS}.executor", "Executor")),
     "vllm.v1.executor.abstract": Entry(f"{_CONTRACTS}.executor"),

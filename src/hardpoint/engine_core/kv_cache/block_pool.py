@@ -98,6 +98,11 @@ class BlockPool:
         self.null_block.is_null = True
 
     @property
+    def num_gpu_blocks(self) -> int:
+        """`num_blocks` under the name that schedulers from outside read."""
+        return self.num_blocks
+
+    @property
     def num_usable_blocks(self) -> int:
         """Blocks that can be given out."""
         return self.num_blocks - 1

@@ -104,6 +104,20 @@ print(first == [o.outputs[0].text for o in two.generate(["The quick", "A"], gree
     assert done.stderr == ""
 
 
+def test_an_engine_outlives_the_thread_it_was_built_in(script):
+    done = script("""
+import threading, time
+built = []
+thread = threading.Thread(target=lambda: built.append(LLM(MODEL)))
+thread.start()
+thread.join()
+time.sleep(1)
+print(len(built[0].generate("The", greedy, use_tqdm=False)[0].outputs[0].token_ids))
+""")
+    assert done.stdout.split() == ["8"]
+    assert done.stderr == ""
+
+
 def test_a_forked_process_neither_uses_nor_ends_the_engine(script):
     done = script(
         """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.env import envs
-from hardpoint.errors import AdmissionError, ConfigError, HardpointError
+from hardpoint.errors import AdmissionError, HardpointError
 from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
@@ -60,7 +60,7 @@ def serve(args: Namespace) -> int:
 
 
 def _serve(args: Namespace, signals: StopSignals) -> int:
-    _refuse(args)
+    _check_early(args)
     with contextlib.closing(listen(args)) as listener:
         mark_run()
         boot(Role.FRONT_END)
@@ -78,14 +78,8 @@ def _check_middleware(args: Namespace) -> None:
         load_ref(_LOAD_MIDDLEWARE)(path)
 
 
-def _refuse(args: Namespace) -> None:
-    if getattr(args, "headless", False):
-        raise ConfigError(
-            "--headless is not supported by this version: an engine without an API server cannot be reached yet",
-            code="flag-unsupported",
-            origin="--headless",
-            fix="leave the flag out",
-        )
+def _check_early(args: Namespace) -> None:
+    """Find what is wrong with files that are needed only once the model is loaded."""
     if getattr(args, "ssl_keyfile", None) or getattr(args, "ssl_certfile", None):
         load_ref(_CHECK_TLS)(args)
 

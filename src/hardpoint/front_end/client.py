@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from hardpoint.contracts.worker_calls import rebuild_error
 from hardpoint.errors import EngineDeadError, StartError
-from hardpoint.front_end.engine_process import EngineProcess
+from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import connect_dealer
 from hardpoint.log import init_logger
@@ -44,12 +44,12 @@ _ANSWER_GRACE_S = 2.0
 class _Wire:
     """One connected DEALER socket, and how messages look on it."""
 
-    def __init__(self, process: EngineProcess, client_index: int) -> None:
+    def __init__(self, process: EngineHandle, client_index: int) -> None:
         self.context = zmq.Context()
         self.socket = connect_dealer(self.context, process.address, client_index)
         self._owner_pid = os.getpid()
         self._encoder = Encoder()
-        self._decoder = Decoder(EngineCoreOutputs)
+        self._decoder = Decoder(EngineCoreOutputs, plain=process.plain)
         self._ids = itertools.count(1)
 
     def greet(self) -> None:
@@ -78,12 +78,12 @@ class _Wire:
             self.context.destroy(linger=0)
 
 
-def _release(process: EngineProcess, wire: _Wire, timeout_s: float | None = None) -> None:
+def _release(process: EngineHandle, wire: _Wire, timeout_s: float | None = None) -> None:
     process.shutdown(timeout_s)
     wire.close()
 
 
-def _open(process: EngineProcess, client_index: int) -> _Wire:
+def _open(process: EngineHandle, client_index: int) -> _Wire:
     wire = _Wire(process, client_index)
     try:
         wire.greet()
@@ -100,7 +100,7 @@ class AsyncEngineCoreClient:
     Build it once `process.wait_ready()` has returned; use it from one event loop.
     """
 
-    def __init__(self, process: EngineProcess, client_index: int = 0) -> None:
+    def __init__(self, process: EngineHandle, client_index: int = 0) -> None:
         self.process = process
         self.client_index = client_index
         self._wire = _open(process, client_index)
@@ -261,7 +261,7 @@ class SyncClient(Protocol):
 class SyncEngineCoreClient:
     """The engine core in its own process, for plain code: calls block."""
 
-    def __init__(self, process: EngineProcess) -> None:
+    def __init__(self, process: EngineHandle) -> None:
         self.process = process
         self._wire = _open(process, 0)
         self._wake_read, self._wake_write = os.pipe()
@@ -331,7 +331,7 @@ class SyncEngineCoreClient:
 
 
 def _release_sync(
-    process: EngineProcess, wire: _Wire, wake_read: int, wake_write: int, timeout_s: float | None = None
+    process: EngineHandle, wire: _Wire, wake_read: int, wake_write: int, timeout_s: float | None = None
 ) -> None:
     _release(process, wire, timeout_s)
     if os.getpid() == process.owner_pid:

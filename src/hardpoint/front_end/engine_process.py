@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hardpoint.config.sections import VllmConfig
@@ -15,6 +14,7 @@ from hardpoint.env import envs
 from hardpoint.errors import EngineDeadError
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import ref_of
+from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import Child, spawn_child
 from hardpoint.links.codec import Encoder
@@ -29,21 +29,15 @@ _KILL_WAIT_S = 5.0
 _encoder = Encoder()
 
 
-class EngineProcess:
+class EngineProcess(EngineHandle):
     """One engine core process. It runs from construction on; `begin` gives it its configuration.
 
     preload  modules it should import while the configuration is still being made
     """
 
     def __init__(self, preload: Sequence[str] = ()) -> None:
-        # Why nothing can be asked of the engine core any more; None while it runs.
-        self.error: EngineDeadError | None = None
-        # Whether it ends because we said so.
-        self.stopped = False
+        super().__init__()
         self._reason: StartFailed | None = None
-        self._listeners: list[weakref.WeakMethod[Callable[[EngineDeadError], None]]] = []
-        self._lock = threading.Lock()
-        self.owner_pid = os.getpid()
         self._folder = SocketFolder()
         self.address = self._folder.address("core")
         self._environ = dict(os.environ)
@@ -80,33 +74,9 @@ class EngineProcess:
         """Everybody is connected: the socket folder has done its work."""
         self._folder.remove()
 
-    def on_death(self, listener: Callable[[EngineDeadError], None]) -> None:
-        """Have the bound method `listener` called, from another thread, when the engine core ends by itself.
-
-        It is held weakly: an engine that nobody uses any more must be collected.
-        """
-        with self._lock:
-            if self.error is None:
-                self._listeners.append(weakref.WeakMethod(listener))
-                return
-        listener(self.error)
-
-    def check(self) -> None:
-        """Raise EngineDeadError when the engine core has ended, or when this process is a fork of its owner."""
-        if self.error is not None:
-            raise self.error.with_traceback(None)
-        if os.getpid() != self.owner_pid:
-            raise EngineDeadError(
-                f"this engine belongs to process {self.owner_pid}, of which this one (pid {os.getpid()}) is a fork",
-                code="engine-forked",
-                fix="build the engine after the fork",
-            )
-
     def shutdown(self, timeout_s: float | None = None) -> None:
         """End the engine core: politely, then by force after `timeout_s` (default: the worker shut-down time)."""
-        self.stopped = True
-        if self.error is None:
-            self.error = EngineDeadError("the engine has been shut down", code="engine-shutdown")
+        self._stop()
         grace_s = float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS) if timeout_s is None else timeout_s
         self.child.stop(grace_s)
         self._folder.remove()
@@ -117,18 +87,6 @@ class EngineProcess:
         self.child.kill()
         self.child.stop(_KILL_WAIT_S)
         self._folder.remove()
-
-    def fail(self, error: EngineDeadError) -> None:
-        """Declare the engine dead although its process runs: nothing can be made of its outputs."""
-        with self._lock:
-            if self.stopped or self.error is not None:
-                return
-            self.error = error
-            listeners, self._listeners = self._listeners, []
-        for weak in listeners:
-            listener = weak()
-            if listener is not None:
-                listener(error)
 
     def _read_reports(self) -> None:
         try:

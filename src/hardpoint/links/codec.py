@@ -61,10 +61,15 @@ class Encoder:
 
 
 class Decoder(Generic[T]):
-    """Decode messages of one type; anything else is a `CodecError`."""
+    """Decode messages of one type; anything else is a `CodecError`.
 
-    def __init__(self, kind: type[T]) -> None:
-        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=_decode_tag, dec_hook=_check_leaf)
+    plain  for messages from another machine: numbers, text, containers and arrays only. What names
+           code (classes, records, enums, pickles) is refused before anything is imported.
+    """
+
+    def __init__(self, kind: type[T], plain: bool = False) -> None:
+        tag = _decode_plain_tag if plain else _decode_tag
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=tag, dec_hook=_check_leaf)
 
     def decode(self, data: Any) -> T:
         """Return the message in `data` (any bytes-like object)."""
@@ -233,6 +238,13 @@ def _decode_tag(code: int, data: memoryview) -> Any:
     return decode(msgspec.msgpack.decode(data, ext_hook=_decode_tag))
 
 
+def _decode_plain_tag(code: int, data: memoryview) -> Any:
+    decode = _DECODE.get(code) if code in _PLAIN_TAGS else None
+    if decode is None:
+        raise ValueError("only numbers, text, lists, dicts, tuples, sets and arrays cross between machines")
+    return decode(msgspec.msgpack.decode(data, ext_hook=_decode_plain_tag))
+
+
 def _unpickle(data: memoryview) -> Any:
     if not envs.VLLM_ALLOW_INSECURE_SERIALIZATION:
         raise ValueError("a pickled object arrived, but VLLM_ALLOW_INSECURE_SERIALIZATION is not set here")
@@ -314,6 +326,7 @@ _DECODE: Mapping[int, Callable[[Any], Any]] = {
     _Tag.BIG_INT: int,
     _Tag.MAP: lambda parts: dict(zip(*parts, strict=True)),
 }
+_PLAIN_TAGS = frozenset({_Tag.ARRAY, _Tag.TUPLE, _Tag.SET, _Tag.FROZENSET, _Tag.BIG_INT, _Tag.MAP})
 _PLAIN = msgspec.msgpack.Encoder()
 
 

@@ -121,6 +121,7 @@ def test_running_requests_finish_within_the_shutdown_timeout(tiny_llama):
         # As a service manager does it: every process of the group is told at once.
         for process in server.processes():
             process.send_signal(signal.SIGTERM)
+        assert wait_until(lambda: not _accepts(server.port), 2)
         rest = list(events)
         assert rest[-1]["choices"][0]["finish_reason"] == "length"
         assert server.exit_status() == 0, server.log()
@@ -182,6 +183,11 @@ def test_two_servers_at_once_and_one_socket_file(tiny_llama, tmp_path):
         assert two.exit_status() == 0
         assert not os.path.exists(path)
         assert one.health() == 200
+
+
+def _accepts(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _loads_torch(pid):

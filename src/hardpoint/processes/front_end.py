@@ -134,9 +134,10 @@ async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener,
     done, _ = await asyncio.wait([serving, stopping, dying], return_when=asyncio.FIRST_COMPLETED)
     if dying in done and stopping not in done:
         await _linger(stopping)
-    else:
-        await _drain(engine, engine.vllm_config.shutdown_timeout)
-    server.stop(_FLUSH_S)
+    drain_s = 0 if engine.errored else engine.vllm_config.shutdown_timeout
+    # Takes no new connection from here on, so that draining comes to an end.
+    server.stop(drain_s + _FLUSH_S)
+    await _drain(engine, drain_s)
     stopping.cancel()
     dying.cancel()
     await serving

@@ -63,7 +63,7 @@ class HttpServer:
                 refreshing.cancel()
 
     def stop(self, flush_s: int) -> None:
-        """Take no more requests; responses under way get `flush_s` seconds."""
+        """Take no more connections; responses under way get `flush_s` seconds."""
         self._config.timeout_graceful_shutdown = flush_s
         self._server.should_exit = True
 

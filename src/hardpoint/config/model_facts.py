@@ -11,20 +11,20 @@ from hardpoint.config.gguf_facts import facts_of, generation_of
 from hardpoint.config.gguf_file import GGUFFile
 from hardpoint.config.hf_config import HFConfig, complete, merge_overrides, text_part
 from hardpoint.config.model_files import model_kind
-from hardpoint.config.sections import near_miss
+from hardpoint.config.sections import ModelClass, ModelConfig
 from hardpoint.errors import ConfigError, ModelFileError
-from hardpoint.extensions.refs import load_ref, parse_ref
-from hardpoint.extensions.registry import registry
+from hardpoint.extensions.refs import parse_ref
+from hardpoint.extensions.registry import Entry, registry
 from hardpoint.log import init_logger
+from hardpoint.types.model_info import Inspection
 
-__all__ = ["Facts", "HFConfig", "check_architecture", "read_facts", "read_json", "text_part"]
+__all__ = ["Facts", "HFConfig", "choose_model_class", "read_facts", "read_json", "text_part"]
 
 logger = init_logger(__name__)
 
 MAX_JSON_BYTES = 64 << 20
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
-_MODELS = "hardpoint.worker.models.registry:ModelRegistry"
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -141,35 +141,55 @@ def _check_facts(config: HFConfig, origin: Path) -> None:
             )
 
 
-def check_architecture(architectures: list[str], overrides: dict[str, str], auto_map: Any, origin: str) -> str:
-    """Return the first class name that something here can run.
+def choose_model_class(model: ModelConfig) -> ModelClass:
+    """Choose the class that serves a model: the first its config names that something here can run.
 
-    overrides  model_class_overrides, class name -> "module:Class"; registered in this process
-    auto_map   the model's own code, which is not run
-    Raises `ConfigError` naming what is supported.
+    A plugin's class is looked at by a child process. `model_class_overrides` are registered in this process; the
+    model's own code (`auto_map`) is never run. Raises `ConfigError` naming what is supported, why a class cannot be
+    imported, or what it lacks for generating text.
     """
-    for reference in overrides.values():
+    for reference in model.model_class_overrides.values():
         parse_ref(reference)
-    models = load_ref(_MODELS)
-    models.register_overrides(overrides)
-    found = models.candidates(architectures)
-    if found:
-        if auto_map and registry("models").entry(found[0]).built_in:
-            logger.info("%s carries code of its own, which is not run: %s is used", origin, found[0])
-        return found[0]
-    listed, supported = ", ".join(architectures), sorted(registry("models").names())
-    if auto_map:
-        raise ConfigError(
-            f"{origin}: {listed} is implemented only by code in the model's repository, which is never run: "
-            "--trust-remote-code has nothing to load yet",
-            code="model-remote-code",
-            fix=f"use a model with one of these classes, or a plugin that registers {listed}: {', '.join(supported)}",
-        )
-    raise ConfigError(
-        f"{origin}: the model class {listed} is not supported{near_miss(listed, supported)}",
-        code="model-architecture",
-        fix=f"supported: {', '.join(supported)}; others are registered with ModelRegistry.register_model in a general "
-        "plugin, which runs in every process",
+    facts, models = model.hf_config, model.registry
+    auto_map = facts.get("auto_map") if isinstance(facts, HFConfig) else None
+    if auto_map and not models.candidates(model.architectures):
+        raise _only_own_code(model, sorted(registry("models").names()))
+    name, found = models.choose(model.architectures, model)
+    entry = registry("models").entry(name)
+    if auto_map and entry.built_in:
+        logger.info("%s carries code of its own, which is not run: %s is used", model.model, name)
+    if not found.info.is_text_generation_model:
+        raise _no_generation(entry, found)
+    if not entry.built_in:
+        logger.info("model class %s is %s [from %s]", name, found.path, entry.origin.label)
+    return ModelClass(
+        architecture=name,
+        target=entry.target,
+        path=found.path,
+        owner=entry.origin.label,
+        by_plugin=entry.built_in or bool(entry.origin.entry_point),
+        info=found.info.to_dict(),
+    )
+
+
+def _only_own_code(model: ModelConfig, supported: list[str]) -> ConfigError:
+    listed = ", ".join(model.architectures)
+    return ConfigError(
+        f"{model.model}: {listed} is implemented only by code in the model's repository, which is never run: "
+        "--trust-remote-code has nothing to load yet",
+        code="model-remote-code",
+        fix=f"use a model with one of these classes, or a plugin that registers {listed}: {', '.join(supported)}",
+    )
+
+
+def _no_generation(entry: Entry, found: Inspection) -> ConfigError:
+    lacks = "; ".join(found.remarks) or "it does not say that it generates text"
+    pools = found.info.is_pooling_model
+    return ConfigError(
+        f"model class {entry.name} ({found.path}) does not support --runner generate: {lacks}",
+        code="model-runner",
+        origin=entry.origin.label,
+        fix="pooling is not served yet: choose a model that generates text" if pools else f"mend {found.path}",
     )
 
 

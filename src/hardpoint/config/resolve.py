@@ -16,10 +16,9 @@ from typing import Any
 
 from hardpoint.config import wire
 from hardpoint.config.draft import Draft, draft_of
-from hardpoint.config.hf_config import HFConfig
 from hardpoint.config.model_facts import (
     build_hf_config,
-    check_architecture,
+    choose_model_class,
     derived_max_model_len,
     read_facts,
     read_generation,
@@ -38,6 +37,7 @@ from hardpoint.log import init_logger
 
 logger = init_logger(__name__)
 
+_VERIFY = "hardpoint.worker.models.registry:verify_with_platform"
 DTYPES = {
     "half": "float16",
     "float16": "float16",
@@ -170,12 +170,16 @@ def _find_tokenizer(config: VllmConfig, platform: Any) -> None:
 
 def _choose_model_class(config: VllmConfig, platform: Any) -> None:
     model = config.model_config
-    facts = model.hf_config
-    auto_map = facts.get("auto_map") if isinstance(facts, HFConfig) else None
-    chosen = check_architecture(model.architectures, model.model_class_overrides, auto_map, model.model)
-    if model.architectures[0] != chosen:
-        model.hf_config.architectures = [chosen, *(name for name in model.architectures if name != chosen)]
-    platform.verify_model_arch(chosen)
+    chosen = model.model_class
+    if chosen is not None and chosen.architecture == model.architecture:
+        # Another process has chosen; this one must know the class.
+        model.registry.take_over(chosen)
+    else:
+        model.model_class = chosen = choose_model_class(model)
+    if model.architectures[0] != chosen.architecture:
+        others = (name for name in model.architectures if name != chosen.architecture)
+        model.hf_config.architectures = [chosen.architecture, *others]
+    load_ref(_VERIFY)(chosen.architecture)
 
 
 def _choose_dtype(config: VllmConfig, platform: Any) -> None:

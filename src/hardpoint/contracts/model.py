@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from hardpoint.log import init_logger
-from hardpoint.types.model_info import ModelInfo
+from hardpoint.types.model_info import Inspection, ModelInfo
 
 logger = init_logger(__name__)
 
@@ -252,22 +252,28 @@ def accepts_keyword(function: Callable[..., Any], name: str) -> bool:
 
 def is_vllm_model(model: type | object) -> bool:
     """Whether a class or object has the constructor, the embedding look-up and the forward of a model."""
-    cls = _class_of(model)
-    if not accepts_keyword(cls.__init__, "vllm_config"):  # type: ignore[misc]
+    if not _takes_config(model):
         return False
-    if not callable(getattr(model, "embed_input_ids", None)):
-        logger.warning("The model class %s lacks embed_input_ids(input_ids)", cls.__qualname__)
-        return False
+    lacks = _lacks_of_model(model)
+    for what in lacks:
+        logger.warning_once("The model class %s lacks %s", _class_of(model).__qualname__, what)
+    return not lacks
+
+
+def _takes_config(model: type | object) -> bool:
+    return accepts_keyword(_class_of(model).__init__, "vllm_config")  # type: ignore[misc]
+
+
+def _lacks_of_model(model: type | object) -> list[str]:
+    lacks = [] if callable(getattr(model, "embed_input_ids", None)) else ["embed_input_ids(input_ids)"]
     forward = getattr(model, "forward", None)
     missing = [name for name in ("input_ids", "positions") if forward is None or not accepts_keyword(forward, name)]
-    if missing:
-        logger.warning("%s.forward lacks the keyword arguments %s", cls.__qualname__, ", ".join(missing))
-    return not missing
+    return [*lacks, f"the keyword arguments {', '.join(missing)} of forward"] if missing else lacks
 
 
 def is_text_generation_model(model: type | object) -> bool:
     """Whether a class or object is a model that generates text."""
-    return is_vllm_model(model) and hasattr(model, "compute_logits")
+    return is_vllm_model(model) and callable(getattr(model, "compute_logits", None))
 
 
 def is_pooling_model(model: type | object) -> bool:
@@ -277,24 +283,42 @@ def is_pooling_model(model: type | object) -> bool:
 
 def supports_pp(model: type | object) -> bool:
     """Whether a class or object can be spread over pipeline stages; warns about half a declaration."""
-    cls = _class_of(model)
-    declared = SupportsPP in cls.__mro__ or bool(getattr(model, "supports_pp", False))
-    maker = SupportsPP in cls.__mro__ or hasattr(model, "make_empty_intermediate_tensors")
-    forward = accepts_keyword(getattr(model, "forward", len), "intermediate_tensors")
-    if declared and not (maker and forward):
-        lacks = "make_empty_intermediate_tensors" if not maker else "the argument intermediate_tensors of forward"
-        logger.warning("%s declares supports_pp but lacks %s", cls.__qualname__, lacks)
-    return declared and maker and forward
+    lacks = _lacks_of_stages(model)
+    if lacks:
+        logger.warning_once(
+            "The model class %s declares supports_pp but lacks %s", _class_of(model).__qualname__, lacks
+        )
+    return _declares_stages(model) and not lacks
+
+
+def _declares_stages(model: type | object) -> bool:
+    return SupportsPP in _class_of(model).__mro__ or bool(getattr(model, "supports_pp", False))
+
+
+def _lacks_of_stages(model: type | object) -> str:
+    if not _declares_stages(model):
+        return ""
+    # One that derives from the protocol may make it in its constructor.
+    if SupportsPP not in _class_of(model).__mro__ and not hasattr(model, "make_empty_intermediate_tensors"):
+        return "make_empty_intermediate_tensors"
+    takes = accepts_keyword(getattr(model, "forward", len), "intermediate_tensors")
+    return "" if takes else "the argument intermediate_tensors of forward"
 
 
 def supports_lora(model: type | object) -> bool:
     """Whether a class or object can carry adapters; warns about half a declaration."""
-    declared = bool(getattr(model, "supports_lora", False))
-    names = ("packed_modules_mapping", "embedding_modules")
-    missing = [name for name in names if not hasattr(model, name)]
-    if declared and missing:
-        logger.warning("%s declares supports_lora but lacks %s", _class_of(model).__qualname__, ", ".join(missing))
-    return declared and not missing
+    lacks = _lacks_of_adapters(model)
+    if lacks:
+        logger.warning_once(
+            "The model class %s declares supports_lora but lacks %s", _class_of(model).__qualname__, lacks
+        )
+    return bool(getattr(model, "supports_lora", False)) and not lacks
+
+
+def _lacks_of_adapters(model: type | object) -> str:
+    if not getattr(model, "supports_lora", False):
+        return ""
+    return ", ".join(name for name in ("packed_modules_mapping", "embedding_modules") if not hasattr(model, name))
 
 
 def supports_multimodal(model: type | object) -> bool:
@@ -376,28 +400,46 @@ def score_type_of(cls: type) -> str:
 
 
 def inspect_model_class(cls: type[nn.Module]) -> ModelInfo:
-    """Report what a model class declares; this is what the inspector process runs."""
+    """Report what a model class declares; this is what the inspector process runs. Logs nothing: see `remarks_on`."""
+    is_model = _takes_config(cls) and not _lacks_of_model(cls)
     return ModelInfo(
         architecture=cls.__name__,
-        is_text_generation_model=is_text_generation_model(cls),
-        is_pooling_model=is_pooling_model(cls),
+        is_text_generation_model=is_model and callable(getattr(cls, "compute_logits", None)),
+        is_pooling_model=is_model and bool(getattr(cls, "is_pooling_model", False)),
         attn_type=str(getattr(cls, "attn_type", "decoder")),
-        default_seq_pooling_type=getattr(cls, "default_seq_pooling_type", "LAST"),
-        default_tok_pooling_type=getattr(cls, "default_tok_pooling_type", "ALL"),
+        default_seq_pooling_type=str(getattr(cls, "default_seq_pooling_type", "LAST")),
+        default_tok_pooling_type=str(getattr(cls, "default_tok_pooling_type", "ALL")),
         score_type=score_type_of(cls),
         supports_multimodal=supports_multimodal(cls),
         supports_multimodal_raw_input_only=bool(getattr(cls, "supports_multimodal_raw_input_only", False)),
         requires_raw_input_tokens=bool(getattr(cls, "requires_raw_input_tokens", False)),
         supports_multimodal_encoder_tp_data=bool(getattr(cls, "supports_encoder_tp_data", False)),
-        supports_pp=supports_pp(cls),
+        supports_pp=_declares_stages(cls) and not _lacks_of_stages(cls),
         has_inner_state=has_inner_state(cls),
         is_attention_free=is_attention_free(cls),
         is_hybrid=is_hybrid(cls),
         has_noops=has_noops(cls),
         supports_transcription=supports_transcription(cls),
         supports_transcription_only=bool(getattr(cls, "supports_transcription_only", False)),
-        supports_lora=supports_lora(cls),
+        supports_lora=bool(getattr(cls, "supports_lora", False)) and not _lacks_of_adapters(cls),
     )
+
+
+def remarks_on(cls: type[nn.Module]) -> list[str]:
+    """What a class lacks to be served, or to do what it declares, in words."""
+    remarks = [] if _takes_config(cls) else ["its constructor takes no vllm_config"]
+    remarks += [f"it lacks {what}" for what in _lacks_of_model(cls)]
+    pools = bool(getattr(cls, "is_pooling_model", False))
+    if not callable(getattr(cls, "compute_logits", None)):
+        why = "it is a pooling model and has no" if pools else "it lacks"
+        remarks.append(f"{why} compute_logits(hidden_states)")
+    halves = {"supports_pp": _lacks_of_stages(cls), "supports_lora": _lacks_of_adapters(cls)}
+    return remarks + [f"it declares {name} but lacks {what}" for name, what in halves.items() if what]
+
+
+def inspection_of(cls: type[nn.Module]) -> Inspection:
+    """All that is to be known of a model class; AssertionError when it inherits two score types."""
+    return Inspection(inspect_model_class(cls), f"{cls.__module__}:{cls.__qualname__}", tuple(remarks_on(cls)))
 
 
 WeightsIterator = Iterable[tuple[str, torch.Tensor]]

@@ -27,6 +27,7 @@ KIND_MEANINGS = {
     "rollback": "a registration was undone because its plugin failed",
     "config_write": "a config field was written",
     "override": "a built-in part gave way to an extension, or a patch was applied",
+    "inspect": "a model class was asked what it declares, or the answer was remembered",
     "fault": "an extension failed",
     "warn": "something deserves attention",
 }

@@ -22,6 +22,7 @@ from typing import Any
 from hardpoint.env import envs
 from hardpoint.errors import PluginError
 from hardpoint.extensions import contract_versions, plugin_config
+from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words, leave_out
 from hardpoint.extensions.ledger import attributing, ledger
@@ -104,6 +105,21 @@ def reset() -> None:
 def set_policy(policy: str) -> None:
     """Set the plugin policy of this process and its children: `compatible` or `strict`."""
     os.environ[POLICY_VARIABLE] = policy
+
+
+def loaded_plugins() -> list[tuple[str, str, str]]:
+    """Name, distribution and version of the general plugins that this process has loaded, sorted."""
+    general = GROUPS[0].group
+    found = [one.found for one in state().loaded if one.found.group == general and not one.found.built_in]
+    return sorted({(one.name, one.distribution, one.version) for one in found})
+
+
+def absent_plugins() -> list[str]:
+    """The installed general plugins that did not load in this process, each with the reason."""
+    ours = BUILTIN_ENTRY_POINTS.get(GROUPS[0].group, {})
+    failed = {e.name: e.detail for e in ledger.entries(kind="fault", key="general", pid=os.getpid())}
+    out = {name: why for (key, name), why in state().left_out.items() if key == "general" and name not in ours}
+    return [*failed.values(), *(f"plugin {name!r} is left out: {why}" for name, why in out.items())]
 
 
 def is_strict() -> bool:

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -162,9 +162,17 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def spawn_child(module: str, role: str, index: int = 0, *, arguments: Sequence[str] = ()) -> Child:
+def spawn_child(
+    module: str,
+    role: str,
+    index: int = 0,
+    *,
+    arguments: Sequence[str] = (),
+    output: tuple[IO[bytes], IO[bytes]] | None = None,
+) -> Child:
     """Start `python -m module` as a child of this process.
 
+    output  files for its standard output and error; ours unless given
     The environment is passed on unchanged and so is `sys.path`, so that a plugin found here
     is found there. Raises StartError when the program cannot be started.
     """
@@ -173,8 +181,11 @@ def spawn_child(module: str, role: str, index: int = 0, *, arguments: Sequence[s
     fds = (theirs.fileno(), life_read)
     command = [sys.executable, "-P", "-m", module, "--link-fd", str(fds[0]), "--life-fd", str(fds[1])]
     command += ["--parent", str(os.getpid()), "--index", str(index), *arguments]
+    stdout, stderr = output or (None, None)
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=fds, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, pass_fds=fds, start_new_session=True
+        )
     except OSError as error:
         os.close(life_write)
         ours.close()

@@ -200,10 +200,18 @@ class Inspect(msgspec.Struct):  # front end -> inspector, answer to Hello
 
 
 class Inspected(msgspec.Struct, omit_defaults=True, tag=True):  # inspector -> front end
-    """What the class declares (the fields of `ModelInfo`), and what was said about it meanwhile."""
+    """What a model class is and declares.
+
+    info     the fields of `ModelInfo`
+    path     "module:Class" where it is defined
+    remarks  what it lacks, in words
+    sources  path -> digest of the files that all this depends on
+    """
 
     info: dict[str, Any]
+    path: str = ""
     remarks: list[str] = []
+    sources: dict[str, str] = {}
     ledger: list[dict[str, Any]] = []
 
 

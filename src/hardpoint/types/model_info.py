@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -39,11 +41,27 @@ class ModelInfo:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ModelInfo:
-        """The inverse of `to_dict`; a missing or unknown field is a ValueError."""
+        """The inverse of `to_dict`; a missing or unknown field, or one of another type, is a ValueError."""
         names = {field.name for field in fields(cls)}
         if set(data) != names:
             raise ValueError(f"a model report must have exactly the fields {sorted(names)}")
-        return cls(**data)
+        try:
+            return msgspec.convert(data, cls)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is known of a model class.
+
+    path     "module:Class" where it is defined
+    remarks  what it lacks, in words
+    """
+
+    info: ModelInfo
+    path: str
+    remarks: tuple[str, ...] = ()
 
 
 def _llama(architecture: str) -> ModelInfo:

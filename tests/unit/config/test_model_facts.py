@@ -10,9 +10,11 @@ import pytest
 from transformers import LlamaConfig
 
 from hardpoint.config.hf_config import HFConfig, complete
-from hardpoint.config.model_facts import build_hf_config, check_architecture, derived_max_model_len, read_facts
-from hardpoint.errors import ConfigError, ModelFileError
+from hardpoint.config.model_facts import build_hf_config, choose_model_class, derived_max_model_len, read_facts
+from hardpoint.config.sections import ModelConfig
+from hardpoint.errors import ConfigError, ModelFileError, StartError
 from hardpoint.extensions.registry import registry
+from hardpoint.types.model_info import Inspection, ModelInfo
 
 
 def facts(path, overrides=None):
@@ -160,24 +162,79 @@ def test_another_file_is_not_a_model(tmp_path):
 # -- architecture ------------------------------------------------------------------------------------
 
 
-def test_first_supported_architecture_is_chosen():
-    assert check_architecture(["LlamaForCausalLM"], {}, None, "m") == "LlamaForCausalLM"
-    assert check_architecture(["Unknown", "LlamaForCausalLM"], {}, None, "m") == "LlamaForCausalLM"
+@pytest.fixture
+def choose(monkeypatch):
+    """Choose among architectures; plugins' classes declare what `answers` says of them, or raise it."""
+    answers: dict[str, Inspection | Exception] = {}
+
+    def answer(entry):
+        found = answers[entry.name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("hardpoint.worker.models.registry.inspect_entry", answer)
+
+    def run(architectures, overrides=None, **facts):
+        model = ModelConfig(model="m", model_class_overrides=overrides or {})
+        model.hf_config = HFConfig({"architectures": architectures, **facts})
+        return choose_model_class(model)
+
+    run.answers = answers
     with registry("models").isolated():
-        assert check_architecture(["Mine"], {"Mine": "pkg.mod:Mine"}, None, "m") == "Mine"
-    assert check_architecture(["LlamaChatModel"], {}, None, "m") == "LlamaForCausalLM"
+        yield run
 
 
-def test_unsupported_architecture_lists_what_is_supported():
-    with pytest.raises(ConfigError, match=r"LamaForCausal is not supported; did you mean LlamaForCausalLM\?"):
-        check_architecture(["LamaForCausal"], {}, None, "m")
+def declaring(path="pkg.mod:Mine", remarks=(), **abilities):
+    return Inspection(ModelInfo(path.partition(":")[2], **abilities), path, remarks)
 
 
-def test_repository_code_is_never_run():
+def test_first_supported_architecture_is_chosen(choose):
+    assert choose(["LlamaForCausalLM"]).architecture == "LlamaForCausalLM"
+    assert choose(["Unknown", "LlamaForCausalLM"]).architecture == "LlamaForCausalLM"
+    assert choose(["LlamaChatModel"]).architecture == "LlamaForCausalLM"
+    choose.answers["Mine"] = declaring(is_text_generation_model=True, supports_pp=True)
+    mine = choose(["Mine"], {"Mine": "pkg.mod:Mine"})
+    assert (mine.architecture, mine.target, mine.path) == ("Mine", "pkg.mod:Mine", "pkg.mod:Mine")
+    assert (mine.owner, mine.by_plugin) == ("model_class_overrides: Mine", True)
+    assert mine.info["supports_pp"]
+
+
+def test_unsupported_architecture_lists_what_is_supported(choose):
+    with pytest.raises(ConfigError, match=r"\['LamaForCausal'\] are not supported.*\(did you mean LlamaForCausalLM"):
+        choose(["LamaForCausal"])
+
+
+def test_a_class_that_cannot_be_imported_gives_way_to_the_next(choose):
+    registry("models").register("Mine", "pkg.mod:Mine")
+    choose.answers["Mine"] = StartError("'pkg.mod:Mine': there is no module 'pkg'", fix="install it")
+    assert choose(["Mine", "LlamaForCausalLM"]).architecture == "LlamaForCausalLM"
+    with pytest.raises(ConfigError, match=r"\['Mine'\] failed to be inspected. Mine: 'pkg.mod:Mine': there is no m"):
+        choose(["Mine"])
+    choose.answers["Mine"] = declaring(is_text_generation_model=True)
+    assert choose(["Mine"]).architecture == "Mine", "a failure is not remembered"
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (declaring(remarks=("it lacks embed_input_ids(input_ids)",)), "it lacks embed_input_ids"),
+        (declaring(is_pooling_model=True, remarks=("it is a pooling model",)), "it is a pooling model"),
+        (declaring(), "it does not say that it generates text"),
+    ],
+)
+def test_a_class_that_does_not_generate_text_is_refused_with_the_reason(choose, found, reason):
+    registry("models").register("Mine", "pkg.mod:Mine")
+    choose.answers["Mine"] = found
+    with pytest.raises(ConfigError, match=rf"Mine \(pkg.mod:Mine\) does not support --runner generate: {reason}"):
+        choose(["Mine", "LlamaForCausalLM"])
+
+
+def test_repository_code_is_never_run(choose):
     auto_map = {"AutoModelForCausalLM": "modeling_x.XForCausalLM"}
     with pytest.raises(ConfigError, match="implemented only by code in the model's repository, which is never run"):
-        check_architecture(["XForCausalLM"], {}, auto_map, "m")
-    assert check_architecture(["LlamaForCausalLM"], {}, auto_map, "m") == "LlamaForCausalLM"
+        choose(["XForCausalLM"], auto_map=auto_map)
+    assert choose(["LlamaForCausalLM"], auto_map=auto_map).architecture == "LlamaForCausalLM"
 
 
 # -- context -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from hardpoint.config.wire import from_wire, to_wire
 from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.extensions.ledger import Origin, ledger
 from hardpoint.extensions.registry import registry
+from hardpoint.types.model_info import Inspection, ModelInfo
 
 
 @pytest.fixture
@@ -119,7 +120,9 @@ def test_another_tokenizer_is_located(settle, llama_folder, tmp_path):
         settle(llama_folder(), tokenizer="/no/such/tokenizer")
 
 
-def test_plugin_architectures_and_overrides(settle, llama_folder):
+def test_plugin_architectures_and_overrides(settle, llama_folder, monkeypatch):
+    found = Inspection(ModelInfo("Toy", is_text_generation_model=True), "toy.models:Toy")
+    monkeypatch.setattr("hardpoint.worker.models.registry.inspect_entry", lambda entry: found)
     with registry("models").isolated() as models:
         models.register("ToyModel", "toy.models:ToyModel")
         toy = settle(llama_folder(), hf_overrides={"architectures": ["ToyModel"]})
@@ -128,6 +131,27 @@ def test_plugin_architectures_and_overrides(settle, llama_folder):
         assert second.model_config.architectures == ["ToyModel", "Unknown"]
         overridden = settle(llama_folder(architectures=["Mine"]), model_class_overrides={"Mine": "my.models:Mine"})
         assert overridden.model_config.architecture == "Mine"
+        assert overridden.model_config.model_class.path == "toy.models:Toy"
+
+
+def test_the_model_class_is_chosen_once(settle, llama_folder, monkeypatch):
+    found = Inspection(ModelInfo("Toy", is_text_generation_model=True), "toy.models:Toy")
+    monkeypatch.setattr("hardpoint.worker.models.registry.inspect_entry", lambda entry: found)
+    with registry("models").isolated() as models:
+        models.register("Toy", "toy.models:Toy")
+        sent = to_wire(settle(llama_folder(architectures=["Toy"])))
+    monkeypatch.undo()
+    with registry("models").isolated() as models:
+        # Its start script registered it: the other process takes it over, and does not ask again.
+        config = from_wire(sent)
+        settle_again(config)
+        assert models.entry("Toy").ref == "toy.models:Toy"
+        assert config.model_config.model_class.path == "toy.models:Toy"
+        assert not config.model_config.is_pp_supported
+    with registry("models").isolated() as models:
+        config.model_config.model_class.by_plugin = True
+        with pytest.raises(ConfigError, match=r"the front end found model class Toy .*this process has no such"):
+            settle_again(config)
 
 
 def test_heads_must_divide_among_ranks(llama_folder):

@@ -51,6 +51,17 @@ def test_a_failed_import_is_skipped_with_an_error_and_the_others_load(install, c
     assert re.search(said, record.getMessage())
 
 
+def test_what_loaded_and_what_did_not_can_be_asked(install, monkeypatch):
+    install("bad", "import not_there\n", {"vllm.general_plugins": {"bad": "p_bad:f"}})
+    install("good", "def f(): pass\n", {"vllm.general_plugins": {"good": "p_good:f", "other": "p_good:f"}}, "2.0")
+    monkeypatch.setenv("HARDPOINT_PLUGINS_DENY", "other,lora_hf_hub_resolver")
+    load()
+    assert loading.loaded_plugins() == [("good", "p-good", "2.0")]
+    failed, left_out = loading.absent_plugins()
+    assert failed.startswith("plugin 'bad' cannot be imported from 'p_bad:f': ModuleNotFoundError")
+    assert left_out == "plugin 'other' is left out: named in HARDPOINT_PLUGINS_DENY"
+
+
 def test_an_interrupt_is_not_swallowed(install):
     install("bad", "raise KeyboardInterrupt\n", {"vllm.general_plugins": {"bad": "p_bad:f"}})
     with pytest.raises(KeyboardInterrupt):

@@ -35,7 +35,7 @@ from hardpoint.config.sections.load import (
     UVAOffloadConfig,
     WeightTransferConfig,
 )
-from hardpoint.config.sections.model import DEFAULT_MODEL, ModelConfig
+from hardpoint.config.sections.model import DEFAULT_MODEL, ModelClass, ModelConfig
 from hardpoint.config.sections.observability import LoggingConfig, ObservabilityConfig, ProfilerConfig
 from hardpoint.config.sections.parallel import EPLBConfig, FaultToleranceConfig, ParallelConfig
 from hardpoint.config.sections.scheduler import SchedulerConfig
@@ -71,6 +71,7 @@ __all__ = [
     "LoadConfig",
     "LoggingConfig",
     "MambaConfig",
+    "ModelClass",
     "ModelConfig",
     "MultiModalConfig",
     "ObservabilityConfig",

@@ -36,6 +36,26 @@ _EXPERT_FIELDS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_n
 
 
 @dataclass
+class ModelClass(Section):
+    """Ours: the class that the front end chose for the model; the workers build this one and no other.
+
+    architecture  the name it is registered under
+    target        what it is registered as, "module:Class"
+    path          "module:Class" where it is defined
+    owner         who registered it, in words
+    by_plugin     whether every process that loads the same plugins knows it
+    info          the fields of `types.model_info.ModelInfo`
+    """
+
+    architecture: str = ""
+    target: str = ""
+    path: str = ""
+    owner: str = ""
+    by_plugin: bool = True
+    info: Options = field(default_factory=dict)
+
+
+@dataclass
 class ModelConfig(Section):
     """The model, its tokenizer and what its files say.
 
@@ -48,6 +68,7 @@ class ModelConfig(Section):
     local_path      ours: the folder or .gguf file on this machine
     tokenizer_path  ours: the folder or .gguf file with the tokenizer
     generation_defaults  ours: contents of generation_config.json as far as --generation-config lets it in
+    model_class     ours: the class that serves the model; None until it is chosen
     """
 
     model: str = DEFAULT_MODEL
@@ -103,6 +124,7 @@ class ModelConfig(Section):
     local_path: str = derived("")
     tokenizer_path: str = derived("")
     generation_defaults: Options = field(default_factory=dict, init=False)
+    model_class: ModelClass | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,8 +151,14 @@ class ModelConfig(Section):
 
     @property
     def registry(self) -> Any:
-        """The model registry under vLLM's interface."""
-        return load_ref("hardpoint.worker.models.registry:ModelRegistry")
+        """The model registry under vLLM's interface, with `model_class_overrides` applied."""
+        models = load_ref("hardpoint.worker.models.registry:ModelRegistry")
+        models.register_overrides(self.model_class_overrides)
+        return models
+
+    def declares(self, ability: str) -> bool:
+        """Whether the chosen class declares an ability, a field of `ModelInfo`; False until it is chosen."""
+        return self.model_class is not None and bool(self.model_class.info.get(ability))
 
     @property
     def runner_type(self) -> str:
@@ -240,12 +268,12 @@ class ModelConfig(Section):
     @property
     def is_attention_free(self) -> bool:
         """Whether no layer attends."""
-        return bool(getattr(self.hf_config, "attention_free", False))
+        return bool(getattr(self.hf_config, "attention_free", False)) or self.declares("is_attention_free")
 
     @property
     def is_hybrid(self) -> bool:
         """Whether attention and state-space layers are mixed."""
-        return len(set(getattr(self.hf_text_config, "layers_block_type", None) or ())) > 1
+        return len(set(getattr(self.hf_text_config, "layers_block_type", None) or ())) > 1 or self.declares("is_hybrid")
 
     @property
     def is_moe(self) -> bool:
@@ -275,7 +303,7 @@ class ModelConfig(Section):
     @property
     def is_pp_supported(self) -> bool:
         """Whether the model can be cut into pipeline stages."""
-        return not self.is_encoder_decoder
+        return self.declares("supports_pp")
 
     @property
     def is_chunked_prefill_supported(self) -> bool:

@@ -47,8 +47,21 @@ def serve(cls, folder, **options):
     return get_model(vllm_config=config), config
 
 
+class Generating(nn.Module):
+    """What a front end asks of a model class, computing nothing."""
+
+    def embed_input_ids(self, input_ids):
+        return input_ids
+
+    def forward(self, input_ids, positions):
+        return input_ids
+
+    def compute_logits(self, hidden_states):
+        return hidden_states
+
+
 def test_a_constructor_gets_config_and_prefix_inside_the_current_config(tiny_llama):
-    class Probe(nn.Module):
+    class Probe(Generating):
         def __init__(self, *, vllm_config, prefix=""):
             super().__init__()
             self.seen = (get_current_vllm_config() is vllm_config, prefix, get_current_model_prefix())
@@ -70,15 +83,14 @@ def test_an_old_constructor_is_warned_about_and_given_what_it_names(tiny_llama):
             super().__init__()
             self.given = (config, cache_config, lora_config)
 
-    ModelRegistry.register_model("LlamaForCausalLM", Old)
     config = configure(tiny_llama, load_format="dummy")
     with pytest.warns(DeprecationWarning, match="Trying to guess the arguments for old-style model class"):
-        model = get_model(vllm_config=config)
+        model = initialize_model(config, model_class=Old)
     assert model.given == (config.model_config.hf_config, config.cache_config, None)
 
 
 def test_a_model_inside_another(tiny_llama):
-    class Outer(nn.Module):
+    class Outer(Generating):
         def __init__(self, *, vllm_config, prefix=""):
             super().__init__()
             self.inner = init_vllm_registered_model(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from torch import nn
 
-from hardpoint import platforms
+from hardpoint import log, platforms
+from hardpoint.config.sections import ModelClass, ModelConfig
 from hardpoint.contracts.model import (
     IntermediateTensors,
     SupportsLoRA,
@@ -21,6 +23,7 @@ from hardpoint.contracts.model import (
     is_pooling_model,
     is_text_generation_model,
     is_vllm_model,
+    remarks_on,
     supports_lora,
     supports_pp,
 )
@@ -45,6 +48,15 @@ class MyModel(LlamaForCausalLM):
 
 
 REF = f"{MyModel.__module__}:MyModel"
+
+
+@pytest.fixture
+def said(caplog, monkeypatch):
+    """The lines that the model registry logs at a level."""
+    monkeypatch.setattr(log, "_seen", set())
+    monkeypatch.setattr(logging.getLogger("hardpoint"), "propagate", True)
+    caplog.set_level("INFO", logger="hardpoint")
+    return lambda level: [r.getMessage() for r in caplog.records if r.levelname == level]
 
 
 def resolve(*architectures, config=PLAIN):
@@ -77,7 +89,7 @@ def test_built_in_names_can_be_replaced():
 def test_nothing_is_imported_before_it_is_used():
     ModelRegistry.register_model("A", "no_such_package.models:Model")
     assert "no_such_package" not in sys.modules
-    with pytest.raises(ValueError, match=r"\['A'\] failed to be inspected. Please check the logs"):
+    with pytest.raises(ValueError, match=r"\['A'\] failed to be inspected. A: .*there is no module 'no_such_package'"):
         resolve("A")
 
 
@@ -114,6 +126,9 @@ def test_other_endings_of_the_same_kind_are_understood():
 def test_unknown_architectures_are_refused_with_those_there_are():
     with pytest.raises(ValueError, match=r"\['NopeForCausalLM'\] are not supported.*LlamaForCausalLM"):
         resolve("NopeForCausalLM")
+    ModelRegistry.register_model("Aardvark", REF)
+    with pytest.raises(ValueError, match=r"did you mean LlamaForCausalLM.* supported are LlamaForCausalLM, .*Aardvark"):
+        resolve("LamaForCasualLM")
     with pytest.raises(ValueError, match="names no architecture"):
         resolve()
     with pytest.raises(ValueError, match=r"plugin.*bart-plugin"):
@@ -127,18 +142,77 @@ def test_a_platform_may_refuse_a_model():
             raise ValueError(f"not {model_arch} here")
 
     platforms.set_current_platform(Strict)
-    with pytest.raises(ValueError, match="not LlamaForCausalLM here"):
+    with pytest.raises(ValueError, match=r"platform Strict refuses model class LlamaForCausalLM: .*not LlamaForCaus"):
         resolve("LlamaForCausalLM")
 
 
-def test_overrides_of_a_config_are_registered_once():
-    config = SimpleNamespace(model_class_overrides={"LlamaForCausalLM": REF})
-    assert resolve("LlamaForCausalLM", config=config)[0].__name__ == "MyModel"
+def test_overrides_of_a_config_are_registered_once(said):
+    config = ModelConfig(model="m", model_class_overrides={"LlamaForCausalLM": REF})
+    assert "LlamaForCausalLM" in config.registry.get_supported_archs()
     entry = registry("models").entry("LlamaForCausalLM")
-    resolve("LlamaForCausalLM", config=config)
+    assert (entry.ref, entry.origin.label) == (REF, "model_class_overrides: LlamaForCausalLM")
+    assert resolve("LlamaForCausalLM", config=config)[0].__name__ == "MyModel"
     assert registry("models").entry("LlamaForCausalLM") is entry
-    config.architectures = ["LlamaForCausalLM"]
+    config.hf_config = SimpleNamespace(architectures=["LlamaForCausalLM"])
     assert get_model_architecture(config)[1] == "LlamaForCausalLM"
+    (line,) = (line for line in said("WARNING") if line.startswith("model_class_overrides"))
+    assert line.endswith(f"is served by {REF} instead of hardpoint.worker.models.llama:LlamaForCausalLM (built in)")
+
+
+def test_overrides_win_over_what_a_plugin_registers_later():
+    config = SimpleNamespace(model_class_overrides={"A": REF})
+    resolve("A", config=config)
+    ModelRegistry.register_model("A", "another.package:Model")
+    assert resolve("A", config=config)[0].__name__ == "MyModel"
+
+
+# What the front end chose
+
+
+def chosen(target=REF, path=REF, **more):
+    more = {"owner": "somebody", "by_plugin": True, **more}
+    made = ModelClass(architecture="A", target=target, path=path, **more)
+    return SimpleNamespace(model_class_overrides={}, model_class=made)
+
+
+@pytest.mark.parametrize("registered", [MyModel, REF])
+def test_the_class_that_the_front_end_chose_is_built(registered):
+    ModelRegistry.register_model("A", registered)
+    assert resolve("A", "LlamaForCausalLM", config=chosen())[1] == "A"
+    assert resolve("A", config=chosen(path="re.exported.elsewhere:MyModel"))[1] == "A"
+    assert resolve("A", config=chosen(target="package:MyModel"))[1] == "A"
+
+
+def test_another_class_than_the_front_ends_is_refused_with_both_owners():
+    ModelRegistry.register_model("A", MyModel)
+    other = chosen(target="other:Model", path="other:Model")
+    with pytest.raises(
+        ValueError, match=rf"A is {REF} in this process .* and other:Model in the front end \(somebody\)"
+    ):
+        resolve("A", config=other)
+
+
+def test_no_other_architecture_takes_the_place_of_the_chosen_one():
+    ModelRegistry.register_model("A", "no_such_package:Model")
+    with pytest.raises(ValueError, match=r"\['A'\] failed to be inspected. A: .*no_such_package"):
+        resolve("A", "LlamaForCausalLM", config=chosen(target="no_such_package:Model"))
+
+
+def test_what_only_a_script_registered_is_taken_over_or_refused(said):
+    assert resolve("A", config=chosen(by_plugin=False))[0].__name__ == "MyModel"
+    assert any("A (" in line and "by somebody alone" in line for line in said("WARNING"))
+    registry("models").unregister("A")
+    with pytest.raises(ValueError, match="by the start script as __main__:Model, which another process cannot import"):
+        resolve("A", config=chosen(target="__main__:Model", by_plugin=False))
+    with pytest.raises(ValueError, match=r"the front end found model class A .*this process has no such class"):
+        resolve("A", config=chosen())
+
+
+def test_what_a_plugin_would_have_registered_is_named(monkeypatch):
+    absent = ["plugin 'p' cannot be imported", "plugin 'q' is left out: not named in VLLM_PLUGINS"]
+    monkeypatch.setattr("hardpoint.worker.models.registry.absent_plugins", lambda: absent)
+    with pytest.raises(ValueError, match=r"not supported for now. Not loaded in this process: plugin 'p' .*; plugin"):
+        resolve("Nope")
 
 
 def test_registering_by_string_needs_no_torch():
@@ -166,7 +240,7 @@ def test_facts_are_stated_for_every_built_in_model():
 
 
 def test_inspection_reports_what_a_plugins_class_declares():
-    ModelRegistry.register_model("A", REF)
+    ModelRegistry.register_model("A", MyModel)
     info, arch = ModelRegistry.inspect_model_cls(["A"], PLAIN)
     assert (info, arch) == (
         ModelInfo("MyModel", is_text_generation_model=True, supports_pp=True, supports_lora=True),
@@ -175,6 +249,8 @@ def test_inspection_reports_what_a_plugins_class_declares():
     assert ModelInfo.from_dict(info.to_dict()) == info
     with pytest.raises(ValueError, match="fields"):
         ModelInfo.from_dict({"architecture": "X"})
+    with pytest.raises(ValueError, match="supports_pp"):
+        ModelInfo.from_dict({**info.to_dict(), "supports_pp": "yes"})
     assert ModelRegistry.is_text_generation_model("A", PLAIN)
     assert ModelRegistry.is_pp_supported_model("A", PLAIN)
     assert not ModelRegistry.is_pooling_model("A", PLAIN)
@@ -212,6 +288,31 @@ def test_what_makes_a_model():
     assert not is_vllm_model(variant(forward=lambda self, ids, positions: None))
     assert is_vllm_model(variant(forward=lambda self, *args, **kwargs: None))
     assert not is_text_generation_model(nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("members", "lacks"),
+    [
+        ({}, []),
+        ({"embed_input_ids": None}, ["it lacks embed_input_ids(input_ids)"]),
+        ({"forward": lambda self, ids: None}, ["it lacks the keyword arguments input_ids, positions of forward"]),
+        ({"__init__": lambda self, config: None}, ["its constructor takes no vllm_config"]),
+        ({"compute_logits": None}, ["it lacks compute_logits(hidden_states)"]),
+        (
+            {"compute_logits": None, "is_pooling_model": True},
+            ["it is a pooling model and has no compute_logits(hidden_states)"],
+        ),
+        ({"supports_pp": True}, ["it declares supports_pp but lacks make_empty_intermediate_tensors"]),
+        ({"supports_lora": True}, ["it declares supports_lora but lacks packed_modules_mapping, embedding_modules"]),
+    ],
+)
+def test_what_a_class_lacks_is_said_when_it_is_registered(members, lacks, said):
+    made = variant(**members)
+    assert remarks_on(made) == lacks
+    ModelRegistry.register_model("A", made)
+    assert [line.partition(": ")[2].partition(" [from")[0] for line in said("WARNING")] == lacks
+    generates = not lacks or "declares" in lacks[0]
+    assert ModelRegistry.is_text_generation_model("A", PLAIN) == generates
 
 
 def staged(self, input_ids, positions, intermediate_tensors=None):

@@ -1,0 +1,201 @@
+"""Published plugins that wait for a part which is not there yet.
+
+Each really tries: it imports what the plugin registers, and uses it. The test is expected to fail, for the part it
+waits for and for nothing else, so that it turns red when the part lands and the check here becomes a real one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from downstream_packages import folder_of
+
+from hardpoint.compat.table import CONNECTORS, MAMBA, MODELS, MOE, POOLING, REASONING, TOOLS
+
+CONFIG_PARSERS = "Hugging Face configuration parsers"
+
+
+class StillMissing(AssertionError):
+    """The plugin failed for want of the part it waits for."""
+
+
+def waits_for(*parts: str) -> pytest.MarkDecorator:
+    """Expect StillMissing, and nothing else."""
+    return pytest.mark.xfail(raises=StillMissing, strict=True, reason=f"waits for {', '.join(parts)}")
+
+
+# What a process of ours does for general plugins, without the rules for faults.
+REGISTER = """
+import importlib.metadata, sys
+from hardpoint import compat
+assert compat.install()
+def register(distribution, *names):
+    for point in importlib.metadata.distribution(distribution).entry_points:
+        if point.group == "vllm.general_plugins" and (not names or point.name in names):
+            point.load()()
+"""
+
+
+def run(plugin: str, source: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run source in a fresh interpreter that has the alias and the plugin."""
+    return subprocess.run(
+        [sys.executable, "-c", REGISTER + source, *map(str, arguments)],
+        env={"PYTHONPATH": str(folder_of(plugin)), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def attempt(plugin: str, source: str, *parts: str, arguments: tuple[object, ...] = ()) -> None:
+    """Run source; StillMissing when it fails because it waits for one of `parts`."""
+    done = run(plugin, source, *arguments)
+    if done.returncode == 0:
+        return
+    if any(f"waits for {part}" in done.stderr for part in parts):
+        raise StillMissing(done.stderr.strip().splitlines()[-1])
+    pytest.fail(f"{plugin} fails for another reason than {parts}: {done.stderr}", pytrace=False)
+
+
+def model_folder(tiny_llama: Path, folder: Path, **config: object) -> Path:
+    """A model without weights: a config and the tiny model's tokenizer."""
+    for file in tiny_llama.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / "config.json").write_text(json.dumps({"torch_dtype": "float32", "vocab_size": 448, **config}))
+    return folder
+
+
+GENERATE = """
+from vllm import LLM, SamplingParams
+llm = LLM(sys.argv[1], load_format="dummy", max_model_len=64)
+[answer] = llm.generate(["The quick"], SamplingParams(max_tokens=8, ignore_eos=True, temperature=0))
+assert len(answer.outputs[0].token_ids) == 8
+"""
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+# `city=Oslo` and `days=3` on lines of their own are RAIF-G for {"city": "Oslo", "days": 3}.
+RAIF = """
+from types import SimpleNamespace as Record
+register("raif-vllm")
+from vllm.tool_parsers import ToolParserManager
+from vllm.reasoning import ReasoningParserManager
+from vllm.transformers_utils.tokenizer import get_tokenizer
+tokenizer = get_tokenizer(sys.argv[1])
+tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {
+    "city": {"type": "string"}, "days": {"type": "integer"}}}}}
+asked = Record(tools=[tool], tool_choice="auto", response_format=None, vllm_xargs=None)
+text = "city=Oslo\\ndays=3"
+whole = ToolParserManager.get_tool_parser("raif")(tokenizer).extract_tool_calls(text, asked)
+assert whole.tools_called
+assert whole.tool_calls[0].function.name == "weather"
+assert whole.tool_calls[0].function.arguments == '{"city":"Oslo","days":3}'
+parser = ToolParserManager.get_tool_parser("raif")(tokenizer)
+said, calls = "", []
+for piece in ("city=Os", "lo\\ndays=3", "</raif>"):
+    before, said = said, said + piece
+    delta = parser.extract_tool_calls_streaming(before, said, piece, [], [], [], asked)
+    calls += delta.tool_calls if delta else []
+assert [call.function.name for call in calls if call.function.name] == ["weather"]
+assert "".join(call.function.arguments or "" for call in calls) == '{"city":"Oslo","days":3}'
+asked.tools, asked.vllm_xargs = None, {"raif_decl": "city:str\\ndays:int"}
+assert "Oslo" in ReasoningParserManager.get_reasoning_parser("raif")(tokenizer).extract_reasoning(text, asked)[1]
+"""
+
+
+@waits_for(TOOLS, REASONING)
+def test_raif_parses_tool_calls_whole_and_streamed(tiny_llama):
+    attempt("raif-vllm==0.2.0", RAIF, TOOLS, REASONING, arguments=(tiny_llama,))
+
+
+SPARK = """
+register("vllm-spark2-5-plugin")
+from vllm.tool_parsers import ToolParserManager
+assert ToolParserManager.get_tool_parser("spark25").__name__ == "Spark2_5ToolParser"
+"""
+
+
+@waits_for(TOOLS, CONFIG_PARSERS, MODELS)
+def test_spark_runs_hybrid_attention_and_registers_its_parser(tiny_llama, tmp_path):
+    config = {"architectures": ["Spark2_5ForCausalLM"], "model_type": "spark2_5", "sliding_window": 32, **SIZES}
+    folder = model_folder(tiny_llama, tmp_path, **config)
+    attempt("vllm-spark2-5-plugin==0.1.0", SPARK + GENERATE, TOOLS, CONFIG_PARSERS, MODELS, arguments=(folder,))
+
+
+ALEPH = """
+register("aleph-alpha-inference")
+from vllm.reasoning import ReasoningParserManager
+from vllm.tool_parsers import ToolParserManager
+assert ReasoningParserManager.get_reasoning_parser("kolibri1").__name__ == "Kolibri1ParserReasoningAdapter"
+assert ToolParserManager.get_tool_parser("kolibri1").__name__ == "Hermes2ProToolParser"
+"""
+
+
+@waits_for(MODELS, MOE, REASONING, TOOLS)
+def test_aleph_alpha_serves_its_mixture_of_experts(tiny_llama, tmp_path):
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    config = {"architectures": ["Kolibri1ForCausalLM"], "model_type": "kolibri1", **SIZES, **experts}
+    folder = model_folder(tiny_llama, tmp_path, **config)
+    attempt("aleph-alpha-inference==1.0.0", ALEPH + GENERATE, MODELS, MOE, REASONING, TOOLS, arguments=(folder,))
+
+
+FACTORY = """
+name = sys.argv[1]
+register("vllm-factory", name)
+from vllm import ModelRegistry
+from vllm.plugins.io_processors import get_io_processor
+[point] = importlib.metadata.entry_points(group="vllm.io_processor_plugins", name=f"{name}_io")
+assert point.load()() and get_io_processor
+"""
+
+
+# Its moderncolbert part cannot be imported with the transformers the tests have, whatever the engine.
+@waits_for(POOLING)
+@pytest.mark.parametrize("part", ["embeddinggemma", "deberta_gliner", "modernbert_gliner_rerank"])
+def test_vllm_factory_registers_encoders_and_their_io_processors(part):
+    attempt("vllm-factory==0.2.1", FACTORY, POOLING, arguments=(part,))
+
+
+KVBLOCKD = """
+import vllm_kvblockd
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import EngineArgs
+assert issubclass(vllm_kvblockd.KvblockdConnector, KVConnectorBase_V1)
+transfer = {"kv_connector": "KvblockdConnector", "kv_role": "kv_both",
+            "kv_connector_module_path": "vllm_kvblockd.connector"}
+config = EngineArgs(model=sys.argv[1], kv_transfer_config=transfer).create_engine_config()
+assert KVConnectorFactory.get_connector_class(config.kv_transfer_config) is vllm_kvblockd.KvblockdConnector
+"""
+
+
+@waits_for(CONNECTORS)
+def test_kvblockd_is_chosen_as_the_connector(tiny_llama):
+    attempt("vllm-kvblockd==0.1.0", KVBLOCKD, CONNECTORS, arguments=(tiny_llama,))
+
+
+QWERKY = """
+register("qwerky-vllm-models")
+import vllm.model_executor.layers.mamba.abstract
+"""
+
+
+@waits_for(MAMBA)
+def test_qwerky_runs_a_llama_with_state_space_layers(tiny_llama, tmp_path):
+    layers = {"attn_layers": [1], "d_model": 64, "d_inner": 64, "d_xb": 32, "ssm_cfg": {"expand": 1}}
+    config = {"architectures": ["MambaInLlamaMambaForCausalLM"], "model_type": "mambainllama_mamba", **SIZES, **layers}
+    folder = model_folder(tiny_llama, tmp_path, **config)
+    attempt("qwerky-vllm-models==0.2.71", QWERKY + GENERATE, MAMBA, arguments=(folder,))
+
+
+@waits_for("the Hunyuan model that its speech model is built on")
+def test_simulst_registers_its_speech_model():
+    done = run("simulst==0.1.0", 'register("simulst")\n')
+    if "does not provide HYV3ForCausalLM" in done.stderr:
+        raise StillMissing(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The base class of schedulers that plan a step while another runs: a plugin may name it, an engine may not use it yet."""
+"""The base class of schedulers that plan a step while another runs. A plugin may name it, an engine may not use it."""
 
 from __future__ import annotations
 

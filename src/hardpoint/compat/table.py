@@ -90,6 +90,7 @@ CONNECTORS = "KV and encoder-cache connectors"
 OFFLOAD = "KV offloading"
 SLEEP = "sleep mode"
 STRUCTURED = "structured outputs"
+SPECULATION = "speculative decoding"
 QUANT = "more quantisation methods"
 PARALLEL = "tensor and pipeline parallelism"
 IR = "IR operators"
@@ -124,6 +125,8 @@ _ATTENTION = {
     "AttentionBackend": f"{_CONTRACTS}.attention_backend:AttentionBackend",
     "AttentionMetadata": f"{_CONTRACTS}.attention_backend:AttentionMetadata",
 }
+# Its name and place until backends had a registry.
+_OLD_BACKEND_ENUM = {"_Backend": f"{_WORKER}.attention.registry:AttentionBackendEnum"}
 _ATTENTION_WAITS = {
     "MLAAttention": MODELS,
     "MMEncoderAttention": MULTIMODAL,
@@ -245,6 +248,21 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.config.kv_transfer": Entry(names=_from(f"{_CONFIG}.sections", "KVTransferConfig")),
     "vllm.config.pooler": Entry(names=_from(f"{_CONFIG}.sections", "PoolerConfig")),
     "vllm.config.observability": Entry(f"{_CONFIG}.sections.observability"),
+    **{
+        f"vllm.config.{module}": Entry(names=_from(f"{_CONFIG}.sections", name))
+        for module, name in (
+            ("attention", "AttentionConfig"),
+            ("device", "DeviceConfig"),
+            ("ec_transfer", "ECTransferConfig"),
+            ("kernel", "KernelConfig"),
+            ("kv_events", "KVEventsConfig"),
+            ("offload", "OffloadConfig"),
+            ("profiler", "ProfilerConfig"),
+            ("reasoning", "ReasoningConfig"),
+            ("speculative", "SpeculativeConfig"),
+            ("structured_outputs", "StructuredOutputsConfig"),
+        )
+    },
     "vllm.engine": Entry(),
     "vllm.engine.arg_utils": Entry(f"{_CONFIG}.engine_args"),
     "vllm.engine.protocol": Entry(f"{_CONTRACTS}.engine_client"),
@@ -260,13 +278,14 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.sequence": Entry(
         names=_from(f"{_CONTRACTS}.model", "IntermediateTensors")
         | _from(f"{_WORKER}.sampling.sampler", "SamplerOutput")
+        | _from(f"{_TYPES}.logprobs", "Logprob PromptLogprobs SampleLogprobs")
     ),
     "vllm.lora": Entry(),
     "vllm.lora.request": Entry(f"{_TYPES}.lora_request"),
     "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver", waits={"LoRAResolverRegistry": LORA}),
     "vllm.forward_context": Entry(f"{_WORKER}.forward_context"),
     # -- models --------------------------------------------------------------------------------------------------------
-    "vllm.model_executor": Entry(),
+    "vllm.model_executor": Entry(names=_from(f"{_WORKER}.sampling.metadata", "SamplingMetadata")),
     "vllm.model_executor.models": Entry(names=_MODEL_REGISTRY | _MODEL_CONTRACTS | _MODEL_BASES),
     "vllm.model_executor.models.registry": Entry(f"{_WORKER}.models.registry"),
     "vllm.model_executor.models.interfaces": Entry(
@@ -274,8 +293,8 @@ MODULES: dict[str, Entry | Waits] = {
         waits={
             "MultiModalEmbeddings": MULTIMODAL,
             "SupportsMambaPrefixCaching": MAMBA,
-            "SupportsEagle": "speculative decoding",
-            "SupportsEagle3": "speculative decoding",
+            "SupportsEagle": SPECULATION,
+            "SupportsEagle3": SPECULATION,
         },
     ),
     "vllm.model_executor.models.interfaces_base": Entry(names=_MODEL_BASES),
@@ -325,6 +344,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.model_loader.default_loader": Entry(f"{_WORKER}.loaders.default"),
     "vllm.model_executor.model_loader.utils": Entry(
         names=_from(f"{_WORKER}.models.building", "initialize_model")
+        | _from(f"{_WORKER}.models.registry", "get_model_architecture")
         | _from(f"{_WORKER}.loaders.building", "process_weights_after_loading set_default_torch_dtype")
     ),
     "vllm.compilation": Entry(),
@@ -345,6 +365,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.attention.layer": Entry(names=_ATTENTION),
     "vllm.attention.backends": Entry(),
     "vllm.attention.backends.abstract": Entry(f"{_CONTRACTS}.attention_backend"),
+    "vllm.attention.backends.registry": Entry(f"{_WORKER}.attention.registry"),
     "vllm.attention.selector": Entry(f"{_WORKER}.attention.selector"),
     "vllm.v1.attention": Entry(),
     "vllm.v1.attention.backend": Entry(f"{_CONTRACTS}.attention_backend", waits={"MLAAttentionImpl": MODELS}),
@@ -353,6 +374,9 @@ MODULES: dict[str, Entry | Waits] = {
     ),
     "vllm.v1.attention.backends": Entry(),
     "vllm.v1.attention.backends.registry": Entry(f"{_WORKER}.attention.registry"),
+    "vllm.v1.attention.backends.cpu_attn": Entry(
+        f"{_WORKER}.attention.cpu", names={"CPUAttentionBackendImpl": f"{_WORKER}.attention.cpu:CPUAttentionImpl"}
+    ),
     "vllm.v1.attention.backends.utils": Waits(MODELS),
     "vllm.v1.kv_cache_interface": Entry(
         f"{_CONTRACTS}.kv_cache", waits={"MLAAttentionSpec": MODELS, "MambaSpec": MAMBA}
@@ -365,6 +389,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.engine.llm_engine": Entry("hardpoint.front_end.llm_engine"),
     "vllm.v1.engine.core": Entry("hardpoint.engine_core.step"),
     "vllm.v1.engine.input_processor": Entry(names=_from("hardpoint.front_end.inputs", "InputProcessor")),
+    "vllm.v1.engine.processor": Entry(names={"Processor": "hardpoint.front_end.inputs:InputProcessor"}),
     "vllm.v1.engine.output_processor": Entry(
         names=_from("hardpoint.front_end.outputs", "OutputProcessor OutputProcessorOutput RequestOutputCollector")
     ),
@@ -377,7 +402,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.core.kv_cache_manager": Entry(
         names=_from("hardpoint.engine_core.kv_cache.manager", "KVCacheBlocks KVCacheManager")
     ),
+    "vllm.v1.core.block_pool": Entry("hardpoint.engine_core.kv_cache.block_pool"),
     "vllm.v1.core.sched": Entry(),
+    "vllm.v1.core.sched.request_queue": Entry("hardpoint.engine_core.scheduler.queues"),
     "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
     "vllm.v1.core.sched.scheduler": Entry("hardpoint.engine_core.scheduler.default"),
     "vllm.v1.core.sched.async_scheduler": Entry(names=_from("hardpoint.compat.async_scheduler", "AsyncScheduler")),
@@ -386,17 +413,23 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.executor.abstract": Entry(f"{_CONTRACTS}.executor"),
     "vllm.v1.executor.uniproc_executor": Entry("hardpoint.engine_core.executors.uni"),
     "vllm.v1.executor.multiproc_executor": Entry("hardpoint.engine_core.executors.mp"),
+    "vllm.executor": Entry(),
+    "vllm.executor.executor_base": Entry(names={"ExecutorBase": f"{_CONTRACTS}.executor:Executor"}),
+    "vllm.executor.uniproc_executor": Entry("hardpoint.engine_core.executors.uni"),
     "vllm.v1.worker": Entry(),
     "vllm.v1.worker.worker_base": Entry(f"{_CONTRACTS}.worker"),
     "vllm.v1.worker.gpu_worker": Entry(f"{_WORKER}.device_worker"),
     "vllm.v1.worker.cpu_worker": Entry(names={"CPUWorker": f"{_WORKER}.device_worker:Worker"}),
     "vllm.v1.worker.gpu_model_runner": Entry(names={"GPUModelRunner": f"{_WORKER}.runner:ModelRunner"}),
+    "vllm.v1.worker.cpu_model_runner": Entry(names={"CPUModelRunner": f"{_WORKER}.runner:ModelRunner"}),
     "vllm.v1.worker.gpu": Entry(),
     "vllm.v1.worker.gpu.buffer_utils": Entry(f"{_WORKER}.sampling.buffers"),
     "vllm.v1.worker.gpu.sample": Entry(),
     "vllm.v1.worker.gpu.sample.logits_processor": Entry(names=_LOGITS_V2),
     "vllm.v1.worker.gpu.sample.logits_processor.interface": Entry(names=_LOGITS_V2),
-    "vllm.worker": Waits("encoder-decoder models"),
+    "vllm.worker": Entry(),
+    "vllm.worker.worker_base": Entry(f"{_CONTRACTS}.worker"),
+    "vllm.worker.enc_dec_model_runner": Waits("encoder-decoder models"),
     # -- statistics ----------------------------------------------------------------------------------------------------
     "vllm.v1.metrics": Entry(),
     "vllm.v1.metrics.loggers": Entry(
@@ -414,9 +447,10 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.sample.logits_processor.builtin": Entry(names=_LOGITS_V1),
     # -- platforms -----------------------------------------------------------------------------------------------------
     "vllm.platforms": Entry(
-        "hardpoint.platforms", names=_from(f"{_CONTRACTS}.platform", "CpuArchEnum Platform PlatformEnum")
+        "hardpoint.platforms",
+        names=_from(f"{_CONTRACTS}.platform", "CpuArchEnum Platform PlatformEnum") | _OLD_BACKEND_ENUM,
     ),
-    "vllm.platforms.interface": Entry(f"{_CONTRACTS}.platform"),
+    "vllm.platforms.interface": Entry(f"{_CONTRACTS}.platform", names=_OLD_BACKEND_ENUM),
     "vllm.platforms.cpu": Entry("hardpoint.platforms.cpu"),
     "vllm.platforms.cuda": Entry("hardpoint.platforms.cuda"),
     # -- front end -----------------------------------------------------------------------------------------------------
@@ -442,7 +476,13 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.tokenizers": Entry("hardpoint.front_end.tokenizers"),
     "vllm.tokenizers.detokenizer_utils": Entry("hardpoint.compat.adapters"),
     "vllm.transformers_utils": Entry(),
-    "vllm.transformers_utils.tokenizer": Entry("hardpoint.compat.adapters"),
+    "vllm.transformers_utils.tokenizer": Entry(
+        "hardpoint.compat.adapters", names={"AnyTokenizer": "hardpoint.front_end.tokenizers:TokenizerLike"}
+    ),
+    "vllm.transformers_utils.tokenizer_base": Entry(
+        names={"TokenizerBase": "hardpoint.front_end.tokenizers:TokenizerLike"}
+    ),
+    "vllm.transformers_utils.detokenizer_utils": Entry("hardpoint.compat.adapters"),
     "vllm.transformers_utils.config_parser_base": Waits("Hugging Face configuration parsers"),
     "vllm.transformers_utils.config": Waits("Hugging Face configuration parsers"),
     "vllm.renderers": Waits(POOLING),
@@ -451,12 +491,18 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.device_allocator": Waits(SLEEP),
     "vllm.v1.kv_offload": Waits(OFFLOAD),
     "vllm.v1.structured_output": Waits(STRUCTURED),
+    "vllm.model_executor.guided_decoding": Waits(STRUCTURED),
+    "vllm.v1.spec_decode": Waits(SPECULATION),
     "vllm.v1.pool": Waits(POOLING),
     **_old_tool_paths(),
     # -- helpers -------------------------------------------------------------------------------------------------------
     "vllm.utils": Entry(
-        "hardpoint.compat.adapters", names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")
+        "hardpoint.compat.adapters",
+        names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")
+        | _from("hardpoint.config.arguments", "FlexibleArgumentParser")
+        | _from("hardpoint.compat.torch_helpers", "async_tensor_h2d direct_register_custom_op"),
     ),
+    "vllm.utils.argparse_utils": Entry(names=_from("hardpoint.config.arguments", "FlexibleArgumentParser")),
     "vllm.utils.import_utils": Entry(
         names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname"),
         waits={"import_from_path": TOOLS, "import_plugin": TOOLS},

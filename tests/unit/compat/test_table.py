@@ -8,6 +8,8 @@ import pytest
 
 from hardpoint import compat
 from hardpoint.compat.table import MODULES, Entry, Waits
+from hardpoint.extensions.refs import load_ref
+from hardpoint.extensions.registry import isolated, registry
 
 # Module paths and names that plugin authors import from vLLM; "a|b" is a name of either module.
 SURFACE = json.loads((Path(__file__).parent / "surface.json").read_text())
@@ -66,3 +68,42 @@ def test_a_parent_of_every_module_is_a_module():
     for module in ROWS:
         parent = module.rpartition(".")[0]
         assert not parent or parent in ROWS, f"{module} cannot be imported: {parent} has no row"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("vllm.attention.layer:Attention", "vllm.model_executor.layers.attention:Attention"),
+        ("vllm.platforms:_Backend", "vllm.v1.attention.backends.registry:AttentionBackendEnum"),
+        ("vllm.sequence:Logprob", "vllm.logprobs:Logprob"),
+        ("vllm.transformers_utils.tokenizer:AnyTokenizer", "vllm.tokenizers:TokenizerLike"),
+        ("vllm.utils:direct_register_custom_op", "vllm.utils.torch_utils:direct_register_custom_op"),
+        ("vllm.v1.engine.processor:Processor", "vllm.v1.engine.input_processor:InputProcessor"),
+        ("vllm.worker.worker_base:WorkerBase", "vllm.v1.worker.worker_base:WorkerBase"),
+        ("vllm.executor.executor_base:ExecutorBase", "vllm.v1.executor:Executor"),
+        ("vllm.entrypoints.openai.protocol:ChatCompletionRequest",
+         "vllm.entrypoints.openai.chat_completion.protocol:ChatCompletionRequest"),
+    ],
+)  # fmt: skip
+def test_an_old_path_gives_the_same_object(old, new):
+    assert load_ref(old) is load_ref(new)
+
+
+def test_what_is_written_to_or_popped_from_a_registrys_dict_reaches_it():
+    from vllm import ModelRegistry
+    from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.model_executor.layers.layernorm import RMSNorm
+
+    class Written(RMSNorm): ...
+
+    with isolated():
+        ModelRegistry.models["WrittenForCausalLM"] = "some_plugin.model:Written"
+        op_registry_oot["RMSNorm"] = Written
+        assert registry("models").entry("WrittenForCausalLM").ref == "some_plugin.model:Written"
+        assert registry("oot_ops").load("RMSNorm") is Written
+        for arch in ("LlamaForCausalLM", "WrittenForCausalLM"):
+            ModelRegistry.models.pop(arch)
+        op_registry_oot.pop("RMSNorm")
+        assert not {"LlamaForCausalLM", "WrittenForCausalLM"} & set(registry("models").names())
+        assert "RMSNorm" not in registry("oot_ops")
+    assert "LlamaForCausalLM" in registry("models")

@@ -316,6 +316,16 @@ class RegistryMapping(MutableMapping[str, Any]):
             raise KeyError(name)
         self._registry.unregister(name)
 
+    def pop(self, name: str, *default: Any) -> Any:
+        """Unregister an entry; return its object, or its reference if that was never imported."""
+        entry = self._registry._entries.get(name)
+        if entry is None and default:
+            return default[0]
+        # Taking something out must not run its author's code.
+        del self[name]
+        assert entry is not None
+        return entry._value if entry.is_loaded else entry.ref
+
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._registry._entries))
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from hardpoint.contracts.model import accepts_keyword, inspect_model_class
+from hardpoint.contracts.model import accepts_keyword, remarks_on
 from hardpoint.extensions.registry import isolated, registry
 from hardpoint.testing.engine import engine_here
 from hardpoint.testing.failures import explained, require, require_class
@@ -65,23 +63,8 @@ def check_model_class(cls: Any) -> None:
         require(callable(found), subject, f"it has no {method}", f"write {shape}; see the contract")
         lacks = [name for name in keywords if not accepts_keyword(found, name)]  # type: ignore[arg-type]
         require(not lacks, subject, f"{method} does not take {', '.join(lacks)}", f"write it as {shape}")
-    with _remarks() as texts, explained(subject, "reading what it declares", "see contracts.model"):
-        inspect_model_class(cls)
-    require(not texts, subject, "; ".join(texts), "declare an ability whole, or not at all")
-
-
-@contextmanager
-def _remarks() -> Iterator[list[str]]:
-    """The warnings that the contract gives about a class."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("hardpoint.contracts.model")
-    logger.addHandler(handler)
-    try:
-        yield texts
-    finally:
-        logger.removeHandler(handler)
+    remarks = remarks_on(cls)
+    require(not remarks, subject, "; ".join(remarks), "declare an ability whole, or not at all; see contracts.model")
 
 
 def _generate(llm: Any, prompts: Sequence[list[int]]) -> list[list[float]]:

@@ -275,7 +275,9 @@ class Registry:
                 origin=new.origin.label,
                 fix="choose another name, or leave one of the two plugins out with VLLM_PLUGINS",
             )
-        log = logger.warning if rule is rows.Duplicate.REPLACE_WARN else logger.debug
+        # Whoever loses an entry to somebody else is told, also where the row takes the last one without a word.
+        another = not _same_author(existing.origin, new.origin) and existing.target != new.target
+        log = logger.warning if rule is rows.Duplicate.REPLACE_WARN or another else logger.debug
         log(
             "%s entry %r is replaced: it was %s, now %s [from %s]",
             self.key,

@@ -73,7 +73,7 @@ class Fault(enum.Enum):
 class Duplicate(enum.Enum):
     """What a second registration under one name does."""
 
-    REPLACE_QUIET = "replaces, logged at DEBUG"
+    REPLACE_QUIET = "replaces, logged at DEBUG; at WARNING what was somebody else's"
     REPLACE_WARN = "replaces, logged at WARNING"
     REFUSE = "ValueError"
     ASSERT = "AssertionError"

@@ -37,7 +37,9 @@ def inspect_in_child(ref: str, timeout_s: float = 120.0) -> Inspected:
             else:
                 failure = None
         if failure is not None:
-            written = [_tail(out), _tail(err), getattr(failure, "child_traceback", "")]
+            # Of a chain of errors, the first is the one of the plugin.
+            trace = getattr(failure, "child_traceback", "").partition("\nThe above exception was the direct cause")[0]
+            written = [_tail(out), _tail(err), trace]
             failure.child_output = _tagged("\n".join(written), child.pid)  # type: ignore[attr-defined]
             raise failure
         _pass_on(out, sys.stdout)

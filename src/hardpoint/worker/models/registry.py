@@ -16,7 +16,7 @@ from hardpoint.extensions.faults import in_words
 from hardpoint.extensions.ledger import BUILT_IN, Origin, ledger
 from hardpoint.extensions.loading import absent_plugins
 from hardpoint.extensions.refs import load_ref
-from hardpoint.extensions.registry import Entry, RegistrationTypeError, describe, registry
+from hardpoint.extensions.registry import Entry, RegistrationTypeError, registry
 from hardpoint.log import init_logger
 from hardpoint.types.model_info import BUILT_IN_MODEL_INFO, Inspection, ModelInfo
 from hardpoint.worker.models.inspection import inspect_entry
@@ -78,8 +78,8 @@ class _ModelRegistry:
             entry = registry("models").get(arch)
             if entry is not None and entry.ref == ref:
                 continue
-            instead = f" instead of {describe(entry)}" if entry is not None else ""
-            logger.warning_once("model_class_overrides: %s is served by %s%s", arch, ref, instead)
+            if entry is None:
+                logger.warning("model_class_overrides: %s is served by %s", arch, ref)
             registry("models").register(arch, ref, Origin(group="model_class_overrides", entry_point=arch))
 
     # In the front end.

@@ -155,8 +155,13 @@ def test_overrides_of_a_config_are_registered_once(said):
     assert registry("models").entry("LlamaForCausalLM") is entry
     config.hf_config = SimpleNamespace(architectures=["LlamaForCausalLM"])
     assert get_model_architecture(config)[1] == "LlamaForCausalLM"
-    (line,) = (line for line in said("WARNING") if line.startswith("model_class_overrides"))
-    assert line.endswith(f"is served by {REF} instead of hardpoint.worker.models.llama:LlamaForCausalLM (built in)")
+    (line,) = said("WARNING")
+    assert line == (
+        "models entry 'LlamaForCausalLM' is replaced: it was hardpoint.worker.models.llama:LlamaForCausalLM (built in), "
+        f"now {REF} [from model_class_overrides: LlamaForCausalLM]"
+    )
+    resolve("New", config=SimpleNamespace(model_class_overrides={"New": REF}))
+    assert said("WARNING")[1:] == [f"model_class_overrides: New is served by {REF}"]
 
 
 def test_overrides_win_over_what_a_plugin_registers_later():

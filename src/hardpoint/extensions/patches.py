@@ -6,6 +6,7 @@ at again after every plugin, and before the ledger leaves the process.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 from hardpoint.extensions.ledger import Origin, current_origin, ledger
@@ -79,14 +80,23 @@ class Patches:
 
 
 def _maker(value: Any) -> Origin | None:
-    return ledger.origin_of_module(str(getattr(value, "__module__", None) or ""))
+    return ledger.origin_of_module(_made_in(value)[0])
 
 
 def _shown(value: Any) -> str:
     if value is _ABSENT:
         return "gone"
-    name = getattr(value, "__qualname__", None)
-    return f"{value.__module__}.{name}" if name else repr(value)[:80]
+    module, name = _made_in(value)
+    return f"{module}.{name}" if name else repr(value)[:80]
+
+
+def _made_in(value: Any) -> tuple[str, str]:
+    """The module and qualified name of the code that a name stands for now."""
+    value = getattr(value, "__func__", value)
+    if isinstance(value, FunctionType):
+        # A wrapper made with functools.wraps claims to be what it wraps; its code does not.
+        return str(value.__globals__.get("__name__", "")), value.__code__.co_qualname
+    return str(getattr(value, "__module__", None) or ""), getattr(value, "__qualname__", None) or ""
 
 
 patches = Patches()

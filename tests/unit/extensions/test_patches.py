@@ -24,6 +24,9 @@ def register():
         return before(self, *args, **kwargs)
     Scheduler.schedule = schedule
 """
+WRAPPED = "import functools\n" + PATCH_CLASS.replace(
+    "    def schedule", "    @functools.wraps(before)\n    def schedule"
+)
 PATCH_MODULE = """
 def register():
     import vllm.model_executor.model_loader as loaders
@@ -52,8 +55,9 @@ def found(kind="override"):
     return {entry.name: entry for entry in ledger.entries(kind=kind, key="patches")}
 
 
-def test_a_method_that_a_plugin_replaces_is_recorded(install, platform):
-    general(install, "one", PATCH_CLASS)
+@pytest.mark.parametrize("source", [PATCH_CLASS, WRAPPED], ids=["plain", "functools.wraps"])
+def test_a_method_that_a_plugin_replaces_is_recorded(install, platform, source):
+    general(install, "one", source)
     boot(Role.ENGINE_CORE)
     entry = found()[SCHEDULE]
     assert entry.origin.label == "p-one 1.0, vllm.general_plugins: one"

@@ -72,6 +72,19 @@ class ServerProcess:
         self._log.seek(0)
         return self._log.read()
 
+    def lines(self, *parts: str) -> list[str]:
+        """Log lines with all these parts, of the processes that stay: whether a model class is inspected or its
+        inspection found in the cache depends on earlier runs."""
+        return [
+            line
+            for line in self.log().splitlines()
+            if all(part in line for part in parts) and "[inspector " not in line
+        ]
+
+    def ledger(self) -> list[dict]:
+        """What /plugins says happened, in the processes that stay."""
+        return [entry for entry in self.http.get("/plugins").json()["ledger"] if entry["role"] != "inspector"]
+
     def processes(self) -> list[psutil.Process]:
         """Everything that carries the mark, the server itself included."""
         return [process for process in psutil.process_iter() if _marked(process, self.mark)]

@@ -191,7 +191,7 @@ class Marks:
 
     def of(self, what: str) -> list[dict]:
         lines = self.file.read_text().splitlines() if self.file.exists() else []
-        return [line for line in map(json.loads, lines) if line["what"] == what]
+        return [line for line in map(json.loads, lines) if line["what"] == what and line["role"] != "inspector"]
 
     def tokens(self, what: str) -> int:
         """What a stat logger's last line says it has counted."""
@@ -237,7 +237,7 @@ def used(server):
 
 @pytest.fixture(scope="module")
 def ledger(server, used):
-    return server.http.get("/plugins").json()["ledger"]
+    return server.ledger()
 
 
 def told(ledger, kind: str, key: str, name: str) -> list[dict]:
@@ -266,13 +266,13 @@ def test_what_is_not_named_or_denied_does_not_run(server, marks, ledger):
     ],
 )
 def test_odd_names_are_told_once_in_each_process(server, sentence):
-    lines = [line for line in server.log().splitlines() if sentence in line]
+    lines = server.lines(sentence)
     assert len(lines) == 2
     assert all(line.startswith("WARNING") for line in lines)
 
 
 def test_each_process_sums_up_in_one_line(server):
-    lines = [line for line in server.log().splitlines() if " plugins of " in line]
+    lines = server.lines(" plugins of ")
     assert [line.partition(" plugins of ")[2].partition(" ")[0] for line in lines] == ["front_end", "engine_core"]
     assert all(" g_mark (everything 1.0, " in line for line in lines)
     assert all("g_unnamed (not named in VLLM_PLUGINS)" in line for line in lines)
@@ -280,7 +280,7 @@ def test_each_process_sums_up_in_one_line(server):
 
 def test_a_detector_that_does_not_apply_is_quiet(server, marks, ledger):
     assert marks.roles("platform") == ["front_end", "engine_core"]
-    assert "p_not_here" not in "".join(line for line in server.log().splitlines() if line.startswith("WARNING"))
+    assert server.lines("WARNING", "p_not_here") == []
     assert [e["detail"] for e in told(ledger, "skip", "platforms", "p_not_here")] == [
         "its detector says it does not apply"
     ] * 2
@@ -302,7 +302,7 @@ def test_an_aggregate_logger_gets_all_engines_at_once(server, marks, used):
 
 
 def test_a_logger_that_raises_is_told_once_and_counted_and_requests_go_on(server, used):
-    lines = [line for line in server.log().splitlines() if "stats.RaisesAtThird: record raised KeyError" in line]
+    lines = server.lines("stats.RaisesAtThird: record raised KeyError")
     assert len(lines) == 1
     assert lines[0].startswith("ERROR")
     assert 'hardpoint:stat_logger_faults_total{logger="stats.RaisesAtThird",method="record"} 1.0' in (
@@ -390,14 +390,10 @@ def unset(tmp_path_factory, tiny_llama):
         yield running.wait_ready(), found
 
 
-def lines_with(server, *parts: str) -> list[str]:
-    return [line for line in server.log().splitlines() if all(part in line for part in parts)]
-
-
 @pytest.mark.parametrize("name", ["b_import", "b_attribute"])
 def test_an_import_that_fails_is_one_error_in_each_process_and_others_load(unset, name):
     server, marks = unset
-    errors = lines_with(server, f"plugin '{name}' cannot be imported from '{BROKEN[name]}'")
+    errors = server.lines(f"plugin '{name}' cannot be imported from '{BROKEN[name]}'")
     assert len(errors) == 2
     assert all(line.startswith("ERROR") and "everything 1.0" in line for line in errors)
     assert all(f"HARDPOINT_PLUGINS_DENY={name}" in line for line in errors)
@@ -406,7 +402,7 @@ def test_an_import_that_fails_is_one_error_in_each_process_and_others_load(unset
 
 def test_a_detector_that_fails_is_one_warning_with_the_platform_used_instead(unset):
     server, _ = unset
-    warnings = lines_with(server, "WARNING", "platform plugin 'p_stale': its detector failed")
+    warnings = server.lines("WARNING", "platform plugin 'p_stale': its detector failed")
     assert len(warnings) == 2
     for line in warnings:
         assert "ModuleNotFoundError: No module named 'driver_that_is_gone'" in line
@@ -415,17 +411,17 @@ def test_a_detector_that_fails_is_one_warning_with_the_platform_used_instead(uns
 
 def test_without_a_list_endpoints_wait_to_be_named(unset):
     server, marks = unset
-    assert len(lines_with(server, "WARNING", "so none of them loads: e_admin. Fix: name them")) == 1
+    assert len(server.lines("WARNING", "so none of them loads: e_admin. Fix: name them")) == 1
     assert server.http.get("/v1/admin/scheduler").status_code == 404
     assert marks.of("attach") == []
-    assert len(lines_with(server, "VLLM_PLUGINS is not set: all plugins load, except endpoint plugins")) == 2
+    assert len(server.lines("VLLM_PLUGINS is not set: all plugins load, except endpoint plugins")) == 2
 
 
 def test_a_stat_logger_plugin_gets_numbers_although_statistics_are_off(unset):
     server, marks = unset
     tokens = server.complete(max_tokens=6, ignore_eos=True).json()["usage"]["completion_tokens"]
     assert wait_until(lambda: marks.tokens("lines log") >= tokens, 5)
-    assert lines_with(server, "Engine 0: prompt") == [], "the console line is what the flag turns off"
+    assert server.lines("Engine 0: prompt") == [], "the console line is what the flag turns off"
 
 
 # -- starts that are refused ------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ def test_a_request_argument_that_is_refused_is_a_400(server):
 
 
 def test_the_allowlist_does_not_govern_them(server):
-    ledger = server.http.get("/plugins").json()["ledger"]
+    ledger = server.ledger()
     loads = [entry["role"] for entry in ledger if (entry["kind"], entry["name"]) == ("load", "by_slot")]
     assert loads == ["front_end", "engine_core+worker"]
     assert "VLLM_PLUGINS is empty: no plugin loads, except logits processors" in server.log()

@@ -88,8 +88,7 @@ def active(tmp_path_factory, tiny_llama):
 def test_one_active_plugin_wins_in_every_process(active):
     server, marks = active
     assert [role for what, role in marks if what == "detect"] == [FRONT, ENGINE, WORKER]
-    lines = [line for line in server.log().splitlines() if "platform plugin 'p_plat' (p-plat 1.0) is activated" in line]
-    assert len(lines) == 3
+    assert len(server.lines("platform plugin 'p_plat' (p-plat 1.0) is activated")) == 3
     assert server.complete().status_code == 200
 
 
@@ -110,7 +109,7 @@ def test_hooks_run_where_the_table_says(active, hook, roles):
 
 def test_its_writes_are_its_own_and_the_second_run_finds_them_done(active):
     server, _ = active
-    ledger = server.http.get("/plugins").json()["ledger"]
+    ledger = server.ledger()
     writes = [
         (e["role"], e["name"], e["detail"])
         for e in ledger

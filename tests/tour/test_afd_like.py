@@ -38,7 +38,7 @@ def server(environment, tiny_llama):
 
 @pytest.fixture(scope="module")
 def ledger(server):
-    return server.http.get("/plugins").json()["ledger"]
+    return server.ledger()
 
 
 def test_its_worker_runs_the_model_it_registered(server):
@@ -55,7 +55,12 @@ def test_the_ledger_shows_its_one_write_and_that_it_ran_in_every_process(ledger)
     assert writes == [("front_end", "parallel_config.worker_cls", f"'auto' -> '{WORKER}' before the steps")]
     assert [e["role"] for e in its if (e["kind"], e["key"]) == ("call", "general")] == EVERYWHERE
     assert [e["role"] for e in its if (e["kind"], e["key"]) == ("register", "models")] == EVERYWHERE
-    assert {e["kind"] for e in its} == {"discover", "load", "call", "register", "config_write"}
+    patches = [(e["role"], e["name"], e["detail"].rpartition(" is now ")[2]) for e in its if e["key"] == "patches"]
+    where, what = "hardpoint.config.sections.vllm.VllmConfig.__post_init__", "afd_like.patches.patch_config_check"
+    assert patches == [(role, where, f"{what}.<locals>.checked") for role in EVERYWHERE]
+    assert {e["kind"] for e in its} - {"inspect"} == {
+        "discover", "load", "call", "register", "config_write", "override",
+    }  # fmt: skip
 
 
 def run(environment, model, source: str, **variables: str) -> list[str]:

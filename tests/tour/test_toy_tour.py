@@ -77,7 +77,7 @@ def cases() -> list[dict]:
 
 @pytest.fixture(scope="module")
 def ledger(server, completion):
-    return server.http.get("/plugins").json()["ledger"]
+    return server.ledger()
 
 
 def test_the_quick_check_works_in_plain_python(toured, tmp_path):
@@ -139,7 +139,7 @@ def test_each_process_registers_and_only_the_front_end_has_logger_and_route(ledg
     ],
 )  # fmt: skip
 def test_a_debug_start_shows_each_part(server, line, times):
-    lines = [shown for shown in server.log().splitlines() if line in shown and "plugins of" not in shown]
+    lines = [shown for shown in server.lines(line) if "plugins of" not in shown]
     assert len(lines) == times, lines
 
 

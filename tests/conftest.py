@@ -37,7 +37,7 @@ def smollm2_gguf() -> Path:
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random tiny Llama (float32, safetensors, the same every time) and its tokenizer."""
-    from hardpoint.testing.tiny_model import write_tiny_llama
+    from hardpoint.testing.tiny_llama import write_tiny_llama
 
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
     write_tiny_llama(folder)
@@ -47,7 +47,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def make_tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a folder like `tiny_llama` whose config.json says something else; `make(num_hidden_layers=1)`."""
-    from hardpoint.testing.tiny_model import write_tiny_llama
+    from hardpoint.testing.tiny_llama import write_tiny_llama
 
     def make(**changes: Any) -> Path:
         folder = tmp_path_factory.mktemp("models") / "tiny-llama"

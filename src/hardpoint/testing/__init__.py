@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.report import BootReport, boot_in_child
 from hardpoint.testing.failures import ContractFailure
-from hardpoint.testing.plugins import Plugin, make_plugin, plugin_environment
+from hardpoint.testing.plugins import Plugin, make_plugin, plugin_environment, project_plugin
+from hardpoint.testing.server import RunningServer
 
 if TYPE_CHECKING:
     from hardpoint.testing.checks.attention_backend import check_attention_backend
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
     from hardpoint.testing.checks.model import check_model, check_model_class
     from hardpoint.testing.checks.model_loader import check_model_loader
     from hardpoint.testing.checks.platform import check_platform
+    from hardpoint.testing.checks.project import check_project
     from hardpoint.testing.checks.quantization import check_quantization_config
     from hardpoint.testing.checks.scheduler import check_scheduler
     from hardpoint.testing.checks.stat_logger import check_stat_logger
     from hardpoint.testing.checks.worker import check_executor, check_worker, check_worker_extension
     from hardpoint.testing.engine import engine_here
     from hardpoint.testing.tiny_config import tiny_vllm_config
-    from hardpoint.testing.tiny_model import tiny_model, write_tiny_llama
+    from hardpoint.testing.tiny_llama import tiny_model, write_tiny_llama
 
 # Loaded when asked for: most of them need torch.
 _LATER = {
@@ -46,6 +48,7 @@ _LATER = {
     "check_model_class": "hardpoint.testing.checks.model",
     "check_model_loader": "hardpoint.testing.checks.model_loader",
     "check_platform": "hardpoint.testing.checks.platform",
+    "check_project": "hardpoint.testing.checks.project",
     "check_pluggable_layer": "hardpoint.testing.checks.custom_op",
     "check_quantization_config": "hardpoint.testing.checks.quantization",
     "check_scheduler": "hardpoint.testing.checks.scheduler",
@@ -53,15 +56,16 @@ _LATER = {
     "check_worker": "hardpoint.testing.checks.worker",
     "check_worker_extension": "hardpoint.testing.checks.worker",
     "engine_here": "hardpoint.testing.engine",
-    "tiny_model": "hardpoint.testing.tiny_model",
+    "tiny_model": "hardpoint.testing.tiny_llama",
     "tiny_vllm_config": "hardpoint.testing.tiny_config",
-    "write_tiny_llama": "hardpoint.testing.tiny_model",
+    "write_tiny_llama": "hardpoint.testing.tiny_llama",
 }
 
 __all__ = [
     "BootReport",
     "ContractFailure",
     "Plugin",
+    "RunningServer",
     "boot_in_child",
     "check_attention_backend",
     "check_custom_op",
@@ -74,6 +78,7 @@ __all__ = [
     "check_model_loader",
     "check_platform",
     "check_pluggable_layer",
+    "check_project",
     "check_quantization_config",
     "check_scheduler",
     "check_stat_logger",
@@ -82,6 +87,7 @@ __all__ = [
     "engine_here",
     "make_plugin",
     "plugin_environment",
+    "project_plugin",
     "tiny_model",
     "tiny_vllm_config",
     "write_tiny_llama",

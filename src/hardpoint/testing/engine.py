@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hardpoint.llm import LLM
-from hardpoint.testing.tiny_model import tiny_model
+from hardpoint.testing.tiny_llama import tiny_model
 
 _SMALL = {"max_model_len": 128, "max_num_seqs": 8, "kv_cache_memory_bytes": 64 << 20, "cpu_threads": 1}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hardpoint.config.engine_args import EngineArgs
 from hardpoint.config.sections import VllmConfig
-from hardpoint.testing.tiny_model import tiny_model
+from hardpoint.testing.tiny_llama import tiny_model
 
 
 def tiny_vllm_config(model: Path | str | None = None, **arguments: Any) -> VllmConfig:

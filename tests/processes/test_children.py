@@ -22,6 +22,7 @@ from process_tools import ended
 
 CHILD = """
 import os, signal, subprocess, sys, time
+from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import attach
 from hardpoint.links.workers import start_error, wait_for_ready
 from hardpoint.types.messages import Hello, StartFailed
@@ -33,7 +34,10 @@ if mode == "helper":
 link.on_parent_death(lambda: open(os.environ["CHILD_MARK"], "w").write("cleaned"))
 if mode == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-link.send(Hello(pid=os.getpid(), role=os.environ.get("CHILD_ROLE", "test") + sys.path[0], index=link.index))
+try:
+    link.send(Hello(pid=os.getpid(), role=os.environ.get("CHILD_ROLE", "test") + sys.path[0], index=link.index))
+except ChannelClosed:
+    link.end_with_parent()
 if mode == "crash":
     os.kill(os.getpid(), signal.SIGSEGV)
 if mode == "exit":
@@ -135,6 +139,24 @@ def test_a_child_and_its_helpers_end_with_the_parent_after_cleaning_up(child_mod
         assert ended(pid)
         assert ended(helper.pid)
     assert (tmp_path / "mark").read_text() == "cleaned"
+
+
+EARLY_PARENT = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from hardpoint.links.children import spawn_child
+
+folder = Path(tempfile.mkdtemp())
+print(spawn_child("lifecycle_child", "worker", folder=folder).pid, folder, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_child_whose_parent_dies_before_it_looks_cleans_up_all_the_same(child_module):
+    done = subprocess.run([sys.executable, "-c", EARLY_PARENT], capture_output=True, text=True, timeout=60)
+    pid, folder = done.stdout.split()
+    assert ended(int(pid))
+    assert not os.path.exists(folder)
 
 
 def test_a_forked_copy_of_the_parent_neither_ends_nor_keeps_the_child(child_module, tmp_path):

@@ -43,7 +43,7 @@ class EngineProcess(EngineHandle):
         self._environ = dict(os.environ)
         arguments = [part for module in preload for part in ("--preload", module)]
         try:
-            self.child: Child = spawn_child(_MODULE, "engine core", arguments=arguments)
+            self.child: Child = spawn_child(_MODULE, "engine core", arguments=arguments, folder=self._folder.path)
         except BaseException:
             self._folder.remove()
             raise
@@ -110,7 +110,7 @@ class EngineProcess(EngineHandle):
             return
         error = self._describe()
         logger.error("%s", error)
-        if self._reason is not None and self._reason.traceback:
+        if self._reason is not None and self._reason.code == "unexpected":
             logger.error("traceback of the engine core:\n%s", self._reason.traceback)
         self.fail(error)
 

@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -33,12 +35,15 @@ import msgspec
 from hardpoint.errors import StartError
 from hardpoint.links.channel import Channel, ChannelClosed
 from hardpoint.links.codec import Decoder, Encoder
+from hardpoint.links.strays import end_strays
 from hardpoint.log import init_logger
 from hardpoint.types.messages import ChildStart, Hello, Inspected, Ready, StartFailed
 
 logger = init_logger(__name__)
 _PARENT_POLL_S = 1.0
 _KILL_WAIT_S = 10.0
+# The pipe of a dying process closes a moment before its children get another parent.
+_REPARENT_WAIT_S = 0.1
 _encoder = Encoder()
 _from_child: Decoder[Any] = Decoder(Hello | Ready | Inspected | StartFailed)  # type: ignore[arg-type]
 
@@ -169,10 +174,12 @@ def spawn_child(
     *,
     arguments: Sequence[str] = (),
     output: tuple[IO[bytes], IO[bytes]] | None = None,
+    folder: Path | None = None,
 ) -> Child:
     """Start `python -m module` as a child of this process.
 
     output  files for its standard output and error; ours unless given
+    folder  what the child removes should this process die
     The environment is passed on unchanged and so is `sys.path`, so that a plugin found here
     is found there. Raises StartError when the program cannot be started.
     """
@@ -181,6 +188,7 @@ def spawn_child(
     fds = (theirs.fileno(), life_read)
     command = [sys.executable, "-P", "-m", module, "--link-fd", str(fds[0]), "--life-fd", str(fds[1])]
     command += ["--parent", str(os.getpid()), "--index", str(index), *arguments]
+    command += ["--folder", str(folder)] if folder is not None else []
     stdout, stderr = output or (None, None)
     try:
         process = subprocess.Popen(
@@ -216,6 +224,7 @@ class ParentLink:
         self.options = options
         self._parent_pid = parent_pid
         self._cleanups: list[Callable[[], object]] = []
+        self._ending = threading.Lock()
 
     def send(self, message: Hello | Ready | Inspected | StartFailed) -> None:
         """Report to the parent."""
@@ -224,6 +233,18 @@ class ParentLink:
     def on_parent_death(self, cleanup: Callable[[], object]) -> None:
         """Have `cleanup` run (in another thread, a second or so to finish) when the parent has died."""
         self._cleanups.append(cleanup)
+
+    def end_with_parent(self) -> None:
+        """Do not return when the parent has died. Called when the channel is closed, before this process ends.
+
+        Otherwise the main thread would be faster than the clean-ups.
+        """
+        deadline = time.monotonic() + _REPARENT_WAIT_S
+        while os.getppid() == self._parent_pid:
+            if time.monotonic() > deadline:
+                return  # It only closed the channel.
+            time.sleep(0.005)
+        self._end()
 
     def watch(self, life_fd: int) -> None:
         """Start the thread that ends this process with its parent."""
@@ -241,6 +262,7 @@ class ParentLink:
         self._end()
 
     def _end(self) -> None:
+        self._ending.acquire()  # Never released: who comes second waits for the end.
         for cleanup in self._cleanups:
             # The terminal may be gone with the parent: nobody to tell of an error.
             with contextlib.suppress(Exception):
@@ -268,13 +290,22 @@ def attach(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -
     parser = parser or argparse.ArgumentParser()
     for name in ("--link-fd", "--life-fd", "--parent", "--index"):
         parser.add_argument(name, type=int, required=True)
+    parser.add_argument("--folder", type=Path)
     options = parser.parse_args(argv)
     # Ctrl-C is for the parent, which then tells us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.set_inheritable(options.life_fd, False)
     link = ParentLink(Channel.from_fd(options.link_fd), options.parent, options.index, options)
+    if options.folder is not None:
+        link.on_parent_death(lambda: shutil.rmtree(options.folder, ignore_errors=True))
+    link.on_parent_death(end_strays)
     link.watch(options.life_fd)
-    start = msgspec.msgpack.decode(link.channel.receive(), type=ChildStart)
+    try:
+        frame = link.channel.receive()
+    except ChannelClosed:
+        link.end_with_parent()
+        raise
+    start = msgspec.msgpack.decode(frame, type=ChildStart)
     sys.path[:] = start.sys_path
     return link
 

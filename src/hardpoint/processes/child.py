@@ -43,7 +43,8 @@ def run_child(
         link.send(Hello(pid=os.getpid(), role=name, index=link.index))
         return body(link)
     except ChannelClosed:
-        return 1  # The parent gave up, or is gone.
+        link.end_with_parent()
+        return 1  # The parent gave up.
     except BaseException as error:
         report_failure(link, error)
         return 1
@@ -55,6 +56,7 @@ def report_failure(link: ParentLink, error: BaseException) -> None:
     try:
         link.send(described(error))
     except ChannelClosed:
+        link.end_with_parent()
         logger.error("this process ends: %s", error, exc_info=error)
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,8 +28,7 @@ from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.links.children import ParentLink
 from hardpoint.links.codec import Decoder, Encoder, tagged
-from hardpoint.links.sockets import bind_router, remove_socket_folder
-from hardpoint.links.strays import end_strays
+from hardpoint.links.sockets import bind_router
 from hardpoint.log import init_logger
 from hardpoint.processes.child import apply_environ, preload, report_failure, run_child
 from hardpoint.types.finish import FinishReason
@@ -242,9 +240,6 @@ def _serve(link: ParentLink) -> int:
     preload(link.options.preload)
     start = _starts.decode(link.channel.receive())
     apply_environ(start.environ)
-    folder = Path(start.address.removeprefix("ipc://")).parent
-    link.on_parent_death(lambda: remove_socket_folder(folder))
-    link.on_parent_death(end_strays)
     context = zmq.Context()
     router = bind_router(context, start.address)
     try:

@@ -36,6 +36,7 @@ def _serve(link: ParentLink) -> int:
     link.send(Ready())
     try:
         serve_calls(link.channel, wrapper)
+        link.end_with_parent()
     finally:
         wrapper.shutdown()
     return 0

@@ -146,6 +146,7 @@ VARIABLES = (
     Variable("HARDPOINT_PLUGINS_DENY", _words, None, "comma list of plugin names that must not load, whatever VLLM_PLUGINS says"),
     Variable("HARDPOINT_PLUGIN_POLICY", _choice("compatible", "strict"), "compatible", "compatible, or strict: every plugin skip stops the process"),
     Variable("HARDPOINT_PLUGIN_CONFIG", str, None, 'settings of plugins as JSON, such as {"acme": {"threshold": 0.5}}; --plugin-config adds to them'),
+    Variable("HARDPOINT_LINK_KEY", str, None, "secret that an engine of --headless and its front end share, of at least 16 characters; needed between machines"),
     Variable("HARDPOINT_MAX_BODY_MB", int, 64, "largest request body, in MiB; 413 beyond"),
     Variable("HARDPOINT_LOGGING_FORMAT", _choice("text", "json"), "text", "text or json lines; set by --logging-config"),
     Variable("HARDPOINT_CACHE", str, None, "cache folder for models and facts; default ~/.cache/hardpoint (follows XDG_CACHE_HOME)"),

@@ -162,12 +162,6 @@ def test_a_taken_port_ends_the_start_at_once_and_names_the_port(tiny_llama):
             assert "engine core" not in server.log()
 
 
-def test_an_engine_without_an_http_server_is_refused_by_name(tiny_llama):
-    with ServerProcess(tiny_llama, "--headless") as server:
-        assert server.exit_status(30) == 2
-        assert "--headless is refused" in server.log()
-
-
 def test_two_servers_at_once_and_one_socket_file(tiny_llama, tmp_path):
     path = server_socket(tmp_path)
     with ServerProcess(tiny_llama) as one, ServerProcess(tiny_llama, "--uds", path) as two:

@@ -24,6 +24,7 @@ from hardpoint.log import configure, init_logger
 
 logger = init_logger(__name__)
 _SERVE = "hardpoint.processes.front_end:serve"
+_HEADLESS = "hardpoint.processes.headless:serve"
 # How long a help waits for plugins, which may add flags; some import torch.
 _HELP_WAIT_S = 10.0
 
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until told to end; return the exit status."""
     choose_model(args)
     check_refused(FLAGS, args)
-    return load_ref(_SERVE)(args)
+    return load_ref(_HEADLESS if args.headless else _SERVE)(args)
 
 
 def choose_model(args: argparse.Namespace) -> None:

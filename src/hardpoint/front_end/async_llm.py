@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Mapping
@@ -16,10 +17,12 @@ from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateErro
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
 from hardpoint.front_end.client import AsyncEngineCoreClient
 from hardpoint.front_end.engine_calls import EngineCalls
+from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
+from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
 from hardpoint.log import init_logger
@@ -43,7 +46,7 @@ class AsyncLLM(EngineCalls):
 
     executor_class  an out-of-tree executor; None: by the configuration
     stat_loggers    factories of further stat loggers, called with the config and an engine index
-    engine_process  an engine core that was started before the configuration was ready
+    engine_process  an engine core that was started before the configuration was ready, or is elsewhere
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class AsyncLLM(EngineCalls):
         client_count: int = 1,
         client_index: int = 0,
         profiler: Any = None,
-        engine_process: EngineProcess | None = None,
+        engine_process: EngineHandle | None = None,
     ) -> None:
         if client_addresses is not None or client_count != 1:
             raise NotImplementedError("several API servers for one engine are not supported by this version")
@@ -113,7 +116,7 @@ class AsyncLLM(EngineCalls):
         client_addresses: dict[str, Any] | None = None,
         client_count: int = 1,
         client_index: int = 0,
-        engine_process: EngineProcess | None = None,
+        engine_process: EngineHandle | None = None,
     ) -> AsyncLLM:
         """Build from a finished configuration."""
         return cls(
@@ -139,8 +142,12 @@ class AsyncLLM(EngineCalls):
         usage_context: Any = None,
         stat_loggers: list[StatLoggerFactory] | None = None,
     ) -> AsyncLLM:
-        """Build from engine arguments; the engine core starts while they are turned into a configuration."""
-        process = EngineProcess(preload_for(engine_args))
+        """Build from engine arguments; the engine core starts while they are turned into a configuration.
+
+        With data_parallel_size_local=0 it is elsewhere, started with `serve --headless`.
+        """
+        remote = is_remote(engine_args)
+        process = RemoteEngine(engine_args) if remote else EngineProcess(preload_for(engine_args))
         try:
             vllm_config = engine_args.create_engine_config(usage_context)
         except BaseException:
@@ -271,9 +278,18 @@ class AsyncLLM(EngineCalls):
             text = prompt_text or text
         queue = RequestOutputCollector(request.params.output_kind, request.request_id)
         self._start_reading()
-        for child, parent, index in sequences(request):
+        children = sequences(request)
+        for child, parent, index in children:
             self.output_processor.add_request(child, text, parent, index, queue)
-            await self.engine_core.add_request_async(child)
+        try:
+            for child, _, _ in children:
+                await self.engine_core.add_request_async(child)
+        except BaseException:
+            # Nobody will read it: it must not count as running for ever.
+            ids = self.output_processor.abort_requests([queue.request_id], internal=True)
+            with contextlib.suppress(VLLMValidationError):
+                await self.engine_core.abort_requests_async(ids)
+            raise
         if self.log_requests:
             logger.info("request %s: %d prompt tokens", request_id, len(request.prompt_token_ids or ()))
         return queue

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from hardpoint.config.sections import VllmConfig
-from hardpoint.errors import EngineDeadError
+from hardpoint.errors import ConfigError, EngineDeadError
 from hardpoint.types.messages import Ready
 
 
@@ -91,3 +91,13 @@ class EngineHandle(ABC):
         self.stopped = True
         if self.error is None:
             self.error = EngineDeadError("the engine has been shut down", code="engine-shutdown")
+
+
+def no_remote_engine() -> ConfigError:
+    """The error for an engine elsewhere where it cannot be used."""
+    return ConfigError(
+        "data_parallel_size_local is 0: an engine that is elsewhere serves `hardpoint serve` and "
+        "AsyncLLM.from_engine_args, and nothing else",
+        code="config-unsupported",
+        fix="leave it out",
+    )

@@ -18,11 +18,13 @@ from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.client import InProcessClient, SyncClient, SyncEngineCoreClient
+from hardpoint.front_end.engine_handle import no_remote_engine
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.observability.reader import get_metrics_snapshot
 from hardpoint.front_end.outputs import OutputProcessor
+from hardpoint.front_end.remote_engine import is_remote
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
 from hardpoint.types.lora_request import LoRARequest
@@ -132,6 +134,8 @@ class LLMEngine:
 
         The engine core's process, if there is one, starts while they are turned into a configuration.
         """
+        if is_remote(engine_args):
+            raise no_remote_engine()
         multiprocess = enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING
         process = EngineProcess(preload_for(engine_args)) if multiprocess else None
         try:
@@ -205,9 +209,17 @@ class LLMEngine:
                 kv_hints=kv_hints,
             )
             text = prompt_text or text
-        for child, parent, index in sequences(request):
+        children = sequences(request)
+        for child, parent, index in children:
             self.output_processor.add_request(child, text, parent, index)
-            self.engine_core.add_request(child)
+        try:
+            for child, _, _ in children:
+                self.engine_core.add_request(child)
+        except BaseException:
+            # Nobody will read it: it must not count as running for ever.
+            with contextlib.suppress(VLLMValidationError):
+                self.abort_request([request.request_id], internal=True)
+            raise
         return request_id
 
     def abort_request(self, request_ids: list[str], internal: bool = False) -> None:

@@ -14,7 +14,9 @@ from hardpoint.errors import AdmissionError, HardpointError
 from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
+from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
+from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.links.strays import end_strays, mark_run
 from hardpoint.log import configure, init_logger
 from hardpoint.processes.listening import Listener, listen
@@ -86,10 +88,7 @@ def _check_early(args: Namespace) -> None:
 
 def _start_engine(args: Namespace) -> AsyncLLM:
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    # A plugin's platform may set up the environment while the configuration is made, before
-    # anything of the engine core may run; ours does not.
-    built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
-    process = EngineProcess(preload_for(engine_args)) if built_in else None
+    process = _engine_of(engine_args)
     # While the engine core imports torch, and later while we wait for its model.
     threading.Thread(target=_import_server, name="import", daemon=True).start()
     try:
@@ -105,6 +104,16 @@ def _start_engine(args: Namespace) -> AsyncLLM:
         if process is not None:
             process.abandon()
         raise
+
+
+def _engine_of(engine_args: AsyncEngineArgs) -> EngineHandle | None:
+    """The engine that is elsewhere, or ours, started early where that can be."""
+    if is_remote(engine_args):
+        return RemoteEngine(engine_args)
+    # A plugin's platform may set up the environment while the configuration is made, before
+    # anything of the engine core may run; ours does not.
+    built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
+    return EngineProcess(preload_for(engine_args)) if built_in else None
 
 
 def _import_server() -> None:

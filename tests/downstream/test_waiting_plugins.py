@@ -97,14 +97,15 @@ assert whole.tool_calls[0].function.name == "weather"
 assert whole.tool_calls[0].function.arguments == '{"city":"Oslo","days":3}'
 parser = ToolParserManager.get_tool_parser("raif")(tokenizer)
 said, calls = "", []
-for piece in ("city=Os", "lo\\ndays=3", "</raif>"):
+for piece in ("city=Os", "lo\\ndays=3", "\\n</raif>"):
     before, said = said, said + piece
     delta = parser.extract_tool_calls_streaming(before, said, piece, [], [], [], asked)
     calls += delta.tool_calls if delta else []
 assert [call.function.name for call in calls if call.function.name] == ["weather"]
 assert "".join(call.function.arguments or "" for call in calls) == '{"city":"Oslo","days":3}'
-asked.tools, asked.vllm_xargs = None, {"raif_decl": "city:str\\ndays:int"}
-assert "Oslo" in ReasoningParserManager.get_reasoning_parser("raif")(tokenizer).extract_reasoning(text, asked)[1]
+asked.tools, asked.vllm_xargs = None, {"raif_decl": "city:s?\\ndays:n?"}
+reader = ReasoningParserManager.get_reasoning_parser("raif")(tokenizer)
+assert reader.extract_reasoning(text, asked) == (None, '{"city":"Oslo","days":3}')
 """
 
 

@@ -155,6 +155,47 @@ def test_a_request_that_is_not_acceptable_is_refused_and_others_go_on(engine, ru
     assert run(go()).finished
 
 
+@pytest.mark.parametrize(
+    ("request_id", "change"),
+    [
+        ("number", {"extra_args": {"a": 2**70}}),
+        ("half", {"extra_args": {"a": "\ud800"}}),
+        ("id-\ud800", {}),
+        ("outputs", {"n": 3, "stream_interval": 2**64}),
+    ],
+)
+def test_a_request_that_no_message_can_hold_leaves_nothing_behind(engine, run, request_id, change):
+    async def go():
+        with pytest.raises(VLLMValidationError, match="request"):
+            await last(engine, request_id, greedy(**change))
+        assert not engine.output_processor.parent_requests
+        await engine.fail_requests(RuntimeError("nobody is there to fail"))
+        return await last(engine, "fine", greedy())
+
+    assert run(go()).finished
+
+
+def test_a_reader_that_is_cancelled_while_its_request_is_sent_leaves_nothing_behind(engine, run, monkeypatch):
+    send = engine.engine_core.add_request_async
+
+    async def slowly(request):
+        await send(request)
+        await asyncio.sleep(60)
+
+    async def go():
+        monkeypatch.setattr(engine.engine_core, "add_request_async", slowly)
+        reader = asyncio.create_task(last(engine, "leaves", endless()))
+        await asyncio.sleep(0.1)
+        assert engine.get_num_unfinished_requests() == 1
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert engine.get_num_unfinished_requests() == 0
+        monkeypatch.undo()
+        return await last(engine, "fine", greedy())
+
+    assert run(go()).finished
+
+
 def test_past_the_queue_limit_requests_are_turned_away(engine, run):
     async def go():
         engine.check_admission(6)

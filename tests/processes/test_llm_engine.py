@@ -50,3 +50,14 @@ def test_the_worker_learns_of_the_end_of_the_last_request(engine):
         outputs += engine.step()
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3]
     assert not Rows.taken
+
+
+def test_a_request_that_cannot_be_sent_leaves_nothing_behind(engine, monkeypatch):
+    def refuse(request):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(engine.engine_core, "add_request", refuse)
+    with pytest.raises(OverflowError):
+        engine.add_request("large", {"prompt_token_ids": [20, 21]}, SamplingParams(n=2))
+    assert not engine.has_unfinished_requests()
+    assert not engine.output_processor.parent_requests

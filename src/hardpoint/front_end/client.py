@@ -20,7 +20,7 @@ import zmq
 import zmq.asyncio
 
 from hardpoint.contracts.worker_calls import rebuild_error
-from hardpoint.errors import EngineDeadError, StartError
+from hardpoint.errors import EngineDeadError, StartError, VLLMValidationError
 from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import connect_dealer
@@ -60,8 +60,16 @@ class _Wire:
         self.socket.recv()
 
     def frames(self, kind: EngineCoreRequestType, message: Any) -> list[bytes]:
-        """The frames of one message."""
-        return [kind.value, self._encoder.encode(message)]
+        """The frames of one message.
+
+        Raises VLLMValidationError for a value of a request that no message can hold.
+        """
+        try:
+            return [kind.value, self._encoder.encode(message)]
+        except UnicodeEncodeError:
+            raise VLLMValidationError("a text of the request has half of a surrogate pair") from None
+        except (OverflowError, RecursionError) as error:
+            raise VLLMValidationError(f"a value of the request cannot be sent to the engine: {error}") from error
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> UtilityCall:
         """A call with an id of its own. Raises CodecError for an argument that cannot cross."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.env import envs
+from hardpoint.errors import VLLMValidationError
 from hardpoint.extensions.boot import boot
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
 from hardpoint.extensions.ledger import ledger

@@ -123,11 +123,13 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 def _clamped_bias(bias: Any) -> dict[int, float]:
     try:
-        return {int(token): min(100.0, max(-100.0, float(value))) for token, value in bias.items()}
+        numbers = {int(token): float(value) for token, value in bias.items()}
     except (TypeError, ValueError, AttributeError):
         raise VLLMValidationError(
             f"logit_bias must map token ids to numbers, got {bias!r}", parameter="logit_bias"
         ) from None
+    # What is not finite stays as it is, to be refused.
+    return {token: min(100.0, max(-100.0, value)) if isfinite(value) else value for token, value in numbers.items()}
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):

@@ -109,8 +109,9 @@ def test_from_optional_takes_none_for_the_default():
 
 def test_from_optional_reads_openais_logit_bias():
     assert SamplingParams.from_optional(logit_bias={"5": 250, 6: -250}).logit_bias == {5: 100.0, 6: -100.0}
-    with pytest.raises(VLLMValidationError, match="logit_bias"):
-        SamplingParams.from_optional(logit_bias={"five": 1})
+    for wrong in ({"five": 1}, {"5": math.nan}, {"5": math.inf}, {"5": -math.inf}):
+        with pytest.raises(VLLMValidationError, match="logit_bias"):
+            SamplingParams.from_optional(logit_bias=wrong)
 
 
 def test_an_unknown_field_is_an_error():

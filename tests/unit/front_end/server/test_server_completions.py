@@ -284,6 +284,7 @@ def test_prompt_logprobs_are_by_id_with_rank(make_server, ids, run):
         assert first is None
         assert second[str(ids("i")[0])] == {"logprob": -1.0, "rank": 2, "decoded_token": "i"}
         assert (await refused(server, prompt="hi", prompt_logprobs=1, stream=True))["param"] == "prompt_logprobs"
+        assert (await refused(server, prompt="hi", logprob_token_ids=[5]))["param"] == "logprob_token_ids"
 
     run(check())
 

@@ -121,6 +121,8 @@ class ChatCompletionRequest(SharedRequest):
                 raise VLLMValidationError(
                     "top_logprobs must be -1 (whole vocabulary) or at least 0", parameter="top_logprobs"
                 )
+        if self.logprob_token_ids and not self.logprobs:
+            raise VLLMValidationError("logprob_token_ids needs logprobs=true", parameter="logprob_token_ids")
         if self.continue_final_message and self.add_generation_prompt:
             # The default of add_generation_prompt is true: only an explicit pair is a contradiction.
             if "add_generation_prompt" in self.model_fields_set:

@@ -67,6 +67,8 @@ class CompletionRequest(SharedRequest):
             raise VLLMValidationError("prompt is required", parameter="prompt")
         if self.logprobs is not None and self.logprobs < -1:
             raise VLLMValidationError("logprobs must be -1 (whole vocabulary) or at least 0", parameter="logprobs")
+        if self.logprob_token_ids and self.logprobs is None:
+            raise VLLMValidationError("logprob_token_ids needs logprobs", parameter="logprob_token_ids")
         if self.max_tokens is not None and self.max_tokens < 0:
             raise VLLMValidationError(f"max_tokens must be at least 0, got {self.max_tokens}", parameter="max_tokens")
         if self.max_tokens == 0 and not self.echo:

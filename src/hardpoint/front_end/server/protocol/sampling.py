@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.server.asgi import REQUEST_ID_MAX_CHARS, valid_request_id
 from hardpoint.front_end.server.protocol.base import (
     INT64_MAX,
     INT64_MIN,
@@ -109,6 +110,16 @@ class SharedRequest(RequestBody):
                 raise VLLMValidationError(
                     f"logit_bias keys must be token ids, got {key[:32]!r}", parameter="logit_bias"
                 )
+        return value
+
+    @field_validator("request_id")
+    @classmethod
+    def _plain_id(cls, value: str) -> str:
+        if not valid_request_id(value):
+            raise VLLMValidationError(
+                f"request_id must have 1 to {REQUEST_ID_MAX_CHARS} printable ASCII characters without spaces",
+                parameter="request_id",
+            )
         return value
 
     @field_validator("bad_words")

@@ -157,6 +157,9 @@ def _register_oot(row: str, noun: str, asked: type, root: type, decorated: type 
         # A plugin that registers the same class again (a forked child boots again) changes nothing.
         if op_registry_oot.get(key) is not cls:
             _add(row, noun, key, cls)
+            if any(build.asked.__name__ == key for build in build_log.builds.values()):
+                logger.warning("%s takes the place of %s in models built from now on: one is built already",
+                               _path(cls), key)  # fmt: skip
         cls.name = key  # type: ignore[attr-defined]
         return cls
 

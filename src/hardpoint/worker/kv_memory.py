@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hardpoint.contracts.attention_backend import AttentionBackend, AttentionLayerBase
 from hardpoint.contracts.kv_cache import AttentionSpec, KVCacheConfig, KVCacheSpec, spec_of_layer
+from hardpoint.errors import ConfigError
 
 
 def allocate_kv_cache(
@@ -36,7 +37,14 @@ def allocate_kv_cache(
 def _zeros(size_bytes: int, device: torch.device) -> Tensor:
     if device.type == "cpu":
         # Unlike torch's, numpy's zeros take no memory before they are written.
-        return torch.from_numpy(np.zeros(size_bytes, np.uint8))
+        try:
+            return torch.from_numpy(np.zeros(size_bytes, np.uint8))
+        except (MemoryError, ValueError):
+            raise ConfigError(
+                f"a part of the KV cache, {size_bytes / 2**30:.2f} GiB, is more than this machine can allocate",
+                code="kv-memory",
+                fix="lower --kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE or --num-gpu-blocks-override",
+            ) from None
     return torch.zeros(size_bytes, dtype=torch.uint8, device=device)
 
 

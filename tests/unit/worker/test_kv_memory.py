@@ -5,6 +5,7 @@ import torch
 
 from hardpoint.contracts.attention_backend import AttentionBackend
 from hardpoint.contracts.kv_cache import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from hardpoint.errors import ConfigError
 from hardpoint.worker.attention.cpu import CPUAttentionBackend
 from hardpoint.worker.kv_memory import allocate_kv_cache
 
@@ -87,3 +88,9 @@ def test_a_plan_that_does_not_fit_the_model_is_refused():
     small = KVCacheTensor(size=PAGE * BLOCKS, layers=["a"], layer_stride=0, block_stride=PAGE // 2)
     with pytest.raises(ValueError, match="numbers in a block"):
         allocate_kv_cache(plan(small), layers(), "auto", CPU)
+
+
+def test_a_cache_that_no_machine_can_hold_is_refused_with_what_to_lower():
+    huge = KVCacheTensor(size=1 << 62, layers=["a"], layer_stride=0, block_stride=PAGE)
+    with pytest.raises(ConfigError, match=r"GiB, is more than this machine can allocate.*--kv-cache-memory-bytes"):
+        allocate_kv_cache(plan(huge, names=("a",)), layers(names=("a",)), "auto", CPU)

@@ -150,6 +150,10 @@ _RULES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[Exc
     (NotImplementedError, lambda e: Failure(501, "NotImplementedError", sanitise(str(e)) or "not implemented")),
     (jinja2.TemplateError, _bad_request),
     (RecursionError, lambda _: Failure(400, "BadRequestError", "the request is nested too deeply")),
+    (
+        UnicodeEncodeError,
+        lambda _: Failure(400, "BadRequestError", "a text of the request has half of a surrogate pair"),
+    ),
     ((ValueError, TypeError, OverflowError), _bad_request),
 )
 

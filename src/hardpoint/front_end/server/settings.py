@@ -97,6 +97,9 @@ class ServerSettings:
                 code="flag-value",
                 fix="give a key, or leave the flag out to serve without one",
             )
+        names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
+        if names is not None and not all(names):
+            raise ConfigError("--served-model-name is an empty text", code="flag-value", fix="give a name")
         if self.sse_keep_alive_interval < 0:
             raise ConfigError("--sse-keep-alive-interval must be at least 0", code="flag-value")
 

@@ -143,9 +143,23 @@ def compile_template(template: str) -> jinja2.Template:
 
 
 def load_chat_template(given: str | Path | None) -> str | None:
-    """The template meant by `--chat-template`: the text of a file, or a template on one line."""
+    """The template meant by `--chat-template`: the text of a file, or a template on one line.
+
+    Raises ConfigError for a file that cannot be read and for what is not valid jinja.
+    """
     if given is None:
         return None
+    template = _template_text(given)
+    try:
+        compile_template(template)
+    except VLLMValidationError as problem:
+        raise ConfigError(
+            str(problem), code="chat-template", origin="--chat-template", fix="correct the template"
+        ) from None
+    return template
+
+
+def _template_text(given: str | Path) -> str:
     text = str(given)
     looks_like_template = any(sign in text for sign in "{}\n")
     if not looks_like_template or isinstance(given, Path):

@@ -116,6 +116,9 @@ def test_deep_values_in_free_fields_are_no_trouble(make_server, run):
         lone = b'{"prompt": "\\ud800"}'
         answer = await server.http.post(PATH, content=lone, headers={"content-type": "application/json"})
         assert answer.status_code == 400
+        lone = b'{"prompt": "x", "bad_words": ["\\ud800"]}'
+        answer = await server.http.post(PATH, content=lone, headers={"content-type": "application/json"})
+        assert "half of a surrogate pair" in error_of(answer)["message"]
         lone = b'{"prompt": "x", "model": "\\ud800"}'
         answer = await server.http.post(PATH, content=lone, headers={"content-type": "application/json"})
         assert (answer.status_code, error_of(answer)["param"]) == (404, "model")

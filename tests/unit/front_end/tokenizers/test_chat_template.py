@@ -216,6 +216,14 @@ def test_a_missing_template_file_is_said():
         load_chat_template("no-such-file.jinja")
 
 
+def test_a_template_that_is_not_valid_is_said(tmp_path):
+    path = tmp_path / "chat.jinja"
+    path.write_text("{% for m in messages %}\n{{ m.content }")
+    for given in ("{{ broken", path, str(path)):
+        with pytest.raises(ConfigError, match=r"not valid jinja.*line"):
+            load_chat_template(given)
+
+
 def test_no_template_is_none():
     assert load_chat_template(None) is None
 

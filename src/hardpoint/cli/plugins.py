@@ -1,4 +1,4 @@
-"""`hardpoint plugins list | why | doctor`: what can be extended, by what it is, and what is wrong with it."""
+"""`hardpoint plugins list | why | doctor | new`: what can be extended, by what it is, what is wrong, how to begin."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+from hardpoint.cli.plugins_new import new_plugin
 from hardpoint.extensions.diagnosis import Diagnosis, diagnose
 from hardpoint.extensions.discovery import catalogue
 from hardpoint.extensions.ledger import LedgerEntry
@@ -23,20 +25,25 @@ from hardpoint.extensions.registry import registry
 from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
 
 CONFIG = "config"  # the ledger key of config fields
+_MODEL_PARTS = ("models", "oot_ops", "pluggable_layers")  # what happens to these shows when a model is looked at
 _MARKS = {"error": "ERROR", "warning": "WARNING", "note": "note"}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the `plugins` command and its three sub-commands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        "plugins", help="list extension points and plugins, explain one, find faults", description=__doc__
+        "plugins", help="list extension points and plugins, explain one, find faults, begin one", description=__doc__
     )
-    commands = parser.add_subparsers(dest="plugins_command", metavar="list|why|doctor", required=True)
+    commands = parser.add_subparsers(dest="plugins_command", metavar="list|why|doctor|new", required=True)
     listing = commands.add_parser("list", help="groups, registries, hooks and what is installed; imports no plugin")
     why = commands.add_parser("why", help="what happened to one entry: boots every role and prints the ledger")
     why.add_argument("key", help="a key of `plugins list`, such as models or stat_loggers; or config")
     why.add_argument("name", help="the name of the entry, or the path of the field, such as parallel_config.worker_cls")
     doctor = commands.add_parser("doctor", help="boot every role and report what fails, with the fix")
+    new = commands.add_parser("new", help="write a working package with a test, from the example of its kind")
+    new.add_argument("key", help="what it extends: a key of `plugins list`, such as stat_loggers")
+    new.add_argument("name", help="the name of the package, such as my-logger")
+    new.add_argument("--path", type=Path, help="the folder to write; one called NAME here unless given")
     listing.add_argument("--json", action="store_true", help="print JSON")
     _add_hooks(doctor)
     for command in (why, doctor):
@@ -83,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the chosen sub-command; the exit status."""
     if args.plugins_command == "list":
         return _list(args.json)
+    if args.plugins_command == "new":
+        return _new(args)
     args = _with_own_flags(args)
     # Of a server's command line, what must be in force before plugins load; the children inherit it.
     settings = [word for given in args.plugin_config or () for word in ("--plugin-config", given)]
@@ -90,6 +99,14 @@ def run(args: argparse.Namespace) -> int:
     if args.plugin_policy:
         set_policy(args.plugin_policy)
     return _why(args) if args.plugins_command == "why" else _doctor(args)
+
+
+def _new(args: argparse.Namespace) -> int:
+    folder = new_plugin(args.key, args.name, args.path)
+    print(f"wrote {folder}")
+    print(f"  test it:    cd {folder} && {sys.executable} -m pytest")
+    print(f"  install it: {sys.executable} -m pip install -e {folder}")
+    return 0
 
 
 def _list(as_json: bool) -> int:
@@ -132,7 +149,7 @@ def _why(args: argparse.Namespace) -> int:
         print(f"there is no extension point {key!r}; {hint}", file=sys.stderr)
         return 2
     flags = args.serve_flags if args.serve_flags or row_key == CONFIG else None
-    reports = _boot_all(args.timeout, {}, flags)
+    reports = _boot_all(args.timeout, {}, flags, look_at_models=row_key in _MODEL_PARTS)
     entries = [entry for report in reports for entry in report.entries if entry.key == row_key]
     events = [entry for entry in entries if entry.name == name]
     built_in = _built_in(row_key, name)
@@ -185,7 +202,7 @@ def _built_in(key: str, name: str) -> str:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    reports = _boot_all(args.timeout, _choices(args), _serve_line(args.serve_flags))
+    reports = _boot_all(args.timeout, _choices(args), _serve_line(args.serve_flags), look_at_models=True)
     found = diagnose(reports, args.timeout)
     bad = any(one.severity != "note" for one in found)
     if args.json:
@@ -224,9 +241,13 @@ def _lines(found: list[Diagnosis]) -> list[str]:
     return [f"{_MARKS[one.severity]}: {one.what} ({', '.join(one.roles)}). Fix: {one.fix}" for one in found]
 
 
-def _boot_all(timeout_s: float, choices: dict[str, str], serve_flags: list[str] | None) -> list[BootReport]:
+def _boot_all(
+    timeout_s: float, choices: dict[str, str], serve_flags: list[str] | None, *, look_at_models: bool = False
+) -> list[BootReport]:
     def boot(role: str) -> BootReport:
-        return boot_in_child(role, choices=choices, serve_flags=serve_flags, timeout_s=timeout_s)
+        return boot_in_child(
+            role, choices=choices, serve_flags=serve_flags, timeout_s=timeout_s, look_at_models=look_at_models
+        )
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         return list(pool.map(boot, ROLES))

@@ -11,7 +11,7 @@ CONFIG = {"acme": {"ban": [5, 7]}}
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": AcmeBan}
+    assert check_project(PROJECT) == {"acme_additional_config": AcmeBan}
 
 
 def test_it_keeps_the_contract():

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 class AcmeEndpoint:
     """Loads only where VLLM_PLUGINS names it, and where the model does one of `required_tasks` (None: always)."""
 
-    name = "acme"
+    name = "acme_endpoints"
     required_tasks = ("generate",)
 
     def attach_router(self, app: FastAPI) -> None:

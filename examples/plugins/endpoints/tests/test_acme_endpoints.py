@@ -11,7 +11,7 @@ CLIENT = SimpleNamespace(model_config=SimpleNamespace(served_model_name="m"))
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": AcmeEndpoint}
+    assert check_project(PROJECT) == {"acme_endpoints": AcmeEndpoint}
 
 
 def test_it_keeps_the_contract():
@@ -21,5 +21,5 @@ def test_it_keeps_the_contract():
 
 def test_the_route_answers(hardpoint_server, tmp_path):
     plugin = project_plugin(PROJECT, tmp_path)
-    server = hardpoint_server("--served-model-name", "m", plugins=[plugin], VLLM_PLUGINS="acme")
+    server = hardpoint_server("--served-model-name", "m", plugins=[plugin], VLLM_PLUGINS="acme_endpoints")
     assert server.get("/v1/acme/hello") == (200, {"plugin": "acme", "model": "m"})

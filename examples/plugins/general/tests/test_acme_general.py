@@ -10,7 +10,7 @@ PROJECT = Path(__file__).parent.parent
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": register}
+    assert check_project(PROJECT) == {"acme_general": register}
 
 
 @pytest.mark.parametrize("role", ["front_end", "engine_core", "worker", "inspector"])

@@ -10,7 +10,7 @@ PROJECT = Path(__file__).parent.parent
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": find_processor}
+    assert check_project(PROJECT) == {"acme_io_processors": find_processor}
     assert find_processor() == f"{AcmeProcessor.__module__}.AcmeProcessor"
 
 

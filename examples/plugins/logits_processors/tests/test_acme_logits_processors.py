@@ -12,7 +12,7 @@ PARAMS = SamplingParams(extra_args={"acme_only": [5, 7]})
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": AcmeOnly}
+    assert check_project(PROJECT) == {"acme_logits_processors": AcmeOnly}
 
 
 def test_it_keeps_the_contract():

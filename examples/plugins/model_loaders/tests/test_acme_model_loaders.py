@@ -23,7 +23,7 @@ def checkpoint(tmp_path):
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": register}
+    assert check_project(PROJECT) == {"acme_model_loaders": register}
 
 
 def test_it_keeps_the_contract(checkpoint):

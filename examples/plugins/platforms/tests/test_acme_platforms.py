@@ -10,7 +10,7 @@ PROJECT = Path(__file__).parent.parent
 
 
 def test_its_entry_point(monkeypatch):
-    assert check_project(PROJECT) == {"acme": detect}
+    assert check_project(PROJECT) == {"acme_platforms": detect}
     assert detect() is None
     monkeypatch.setenv("ACME_PLATFORM", "1")
     assert detect() == "acme_platforms.platform.AcmePlatform"
@@ -32,5 +32,5 @@ def test_blocks_are_larger_unless_the_user_says_otherwise():
 def test_it_is_activated_where_it_applies(tmp_path):
     plugin = project_plugin(PROJECT, tmp_path)
     report = boot_in_child("worker", plugin.environment(ACME_PLATFORM="1"), groups=[])
-    (entry,) = report.find("override", "acme", "platforms")
+    (entry,) = report.find("override", "acme_platforms", "platforms")
     assert entry.detail == "platform acme_platforms.platform.AcmePlatform"

@@ -19,7 +19,7 @@ def layer():
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": register}
+    assert check_project(PROJECT) == {"acme_pluggable_layers": register}
 
 
 def test_it_keeps_the_contract(isolated_registries):

@@ -11,7 +11,7 @@ PROJECT = Path(__file__).parent.parent
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": register}
+    assert check_project(PROJECT) == {"acme_quantization_methods": register}
 
 
 def test_it_keeps_the_contract():

@@ -9,7 +9,7 @@ PROJECT = Path(__file__).parent.parent
 
 
 def test_its_entry_point():
-    assert check_project(PROJECT) == {"acme": AcmeStatLogger}
+    assert check_project(PROJECT) == {"acme_stat_loggers": AcmeStatLogger}
 
 
 def test_it_keeps_the_contract():

@@ -25,7 +25,8 @@ _MARK = "HARDPOINT_TEST_MARK"
 class ServerProcess:
     """`python -m hardpoint serve MODEL`, on a free port unless told otherwise.
 
-    program  what to run instead of `python -m hardpoint`
+    program   what to run instead of `python -m hardpoint`
+    headless  an engine without an HTTP server, at the address in `flags`
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ServerProcess:
         port: int | None = None,
         env: dict[str, str] | None = None,
         program: Sequence[str] = (sys.executable, "-m", "hardpoint"),
+        headless: bool = False,
     ) -> None:
         self.port = port or free_port()
         self.mark = uuid.uuid4().hex
@@ -50,8 +52,8 @@ class ServerProcess:
             "VLLM_RPC_BASE_PATH": self.sockets,
             "NO_PROXY": "*",
         }
-        command = [*program, "serve", str(model), "--host", "127.0.0.1"]
-        command += ["--port", str(self.port), "--served-model-name", "m", *flags]
+        http = ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", "m"]
+        command = [*program, "serve", str(model), *(["--headless"] if headless else http), *flags]
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
 

@@ -89,7 +89,7 @@ class RemoteLink:
                 self._read_client()
                 self._watch()
         except _Closing:
-            self._send(LinkFrame.GOODBYE, _encoder.encode(StartFailed("front-end-stopped", "it was told to stop")))
+            self._say_goodbye()
             self._end_with(EngineDeadError("the engine has been let go", code="engine-shutdown"))
         except HardpointError as error:
             self._end_with(error)
@@ -115,6 +115,9 @@ class RemoteLink:
         self._poller.poll(_TICK_MS)
         if self._closing:
             raise _Closing
+
+    def _say_goodbye(self) -> None:
+        self._send(LinkFrame.GOODBYE, b"")
 
     def _send(self, frame: LinkFrame, *parts: bytes) -> bool:
         """False when there is no connection."""
@@ -180,6 +183,7 @@ class RemoteLink:
                 self._deliver(parts[0])
             elif kind == LinkFrame.GOODBYE.value and parts:
                 words = _words.decode(parts[0])
+                self._say_goodbye()
                 raise EngineDeadError(
                     f"the engine at {self._endpoint} has ended: {words.what}",
                     code=words.code,
@@ -202,7 +206,7 @@ class RemoteLink:
             if len(message) > MAX_LINK_BYTES:
                 self._refuse(kind, message)
             elif not self._send(LinkFrame.DATA, kind, message):
-                self._lose("its connection was closed")
+                self._lose_connection()
 
     def _refuse(self, kind: bytes, message: bytes) -> None:
         error = CodecError(f"{len(message)} bytes are more than the link to the engine carries at once")
@@ -217,11 +221,15 @@ class RemoteLink:
             self._send(LinkFrame.BEAT, b"")
         while self._monitor.poll(0):
             if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_DISCONNECTED:
-                self._read_engine()  # Its last words may have come first.
-                self._lose("its connection was closed")
+                self._lose_connection()
         # Judged only once everything that has arrived is read.
         if now - self._heard > SILENCE_S and not self._link.poll(0):
             self._lose(f"nothing was heard of it for {SILENCE_S:g} s")
+
+    def _lose_connection(self) -> None:
+        while self._link.poll(_TICK_MS):
+            self._read_engine()  # Its last words may have come first.
+        self._lose("its connection was closed")
 
     def _lose(self, why: str) -> None:
         raise EngineDeadError(

@@ -29,6 +29,7 @@ _TICK_MS = 200
 # Messages taken before the other sockets have their turn.
 _TURN = 256
 _LONGEST_SHOWN = 300
+_FAREWELL_S = 1.0
 _encoder = Encoder()
 _hellos = Decoder(LinkHello, plain=True)
 
@@ -120,11 +121,19 @@ class Gate:
 
     def _end(self) -> None:
         if self._session is not None:
-            self._send(self._session.identity, LinkFrame.GOODBYE, self._last_words)
+            self._take_leave(self._session)
         for sock in filter(None, (self._core, self._zap)):
             sock.close(linger=0)
         self._link.close()
         self._context.term()
+
+    def _take_leave(self, session: Session) -> None:
+        """Say why we end, and wait for the answer: what is sent just before a connection closes may be lost."""
+        self._send(session.identity, LinkFrame.GOODBYE, self._last_words)
+        deadline = time.monotonic() + _FAREWELL_S
+        while session.ended is None and time.monotonic() < deadline:
+            if self._link.poll(_TICK_MS):
+                self._read_link()
 
     def _answer_zap(self) -> None:
         if self._zap is None or self._keys is None:

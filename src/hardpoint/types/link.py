@@ -22,7 +22,7 @@ class LinkFrame(enum.Enum):
     WELCOME = b"\x13"  # engine -> front end: LinkWelcome
     BEAT = b"\x14"  # both ways, no contents
     DATA = b"\x15"  # what would pass between the two on one machine: type byte and message, or outputs
-    GOODBYE = b"\x16"  # both ways: StartFailed
+    GOODBYE = b"\x16"  # both ways, and answered with the same; the engine's says why: StartFailed
 
 
 class EngineFacts(msgspec.Struct, omit_defaults=True):

@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hardpoint.extensions.ledger import LedgerEntry
+from hardpoint.extensions.ledger import BUILT_IN, LedgerEntry
 from hardpoint.extensions.loading import IMPORTS, SLOW_S
-from hardpoint.extensions.points import registry_row
+from hardpoint.extensions.points import REGISTRIES, registry_row
 from hardpoint.extensions.report import BootReport
 from hardpoint.extensions.rows import Role, State
 
 _ORDER = ("error", "warning", "note")
+_REGISTRIES = frozenset(row.key for row in REGISTRIES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ def _findings(report: BootReport, timeout_s: float) -> Iterator[tuple[str, str, 
     for entry in report.entries:
         finding = _from_entry(entry)
         if finding is not None:
-            told.add(finding[1])
+            told.add(entry.detail)
             yield finding
     for stop in report.stops:
-        if stop["what"] not in told and stop["code"] != "plugin-strict":
+        if stop["code"] != "plugin-strict" and not any(text in stop["what"] for text in told):
             yield "error", stop["what"], stop["fix"] or "see the log"
     if not report.finished:
         yield _unfinished(report, timeout_s)
@@ -65,17 +66,21 @@ def _unfinished(report: BootReport, timeout_s: float) -> tuple[str, str, str]:
 
 def _from_entry(entry: LedgerEntry) -> tuple[str, str, str] | None:
     who = f"{entry.key} plugin {entry.name!r}"
+    owner = entry.origin.label if entry.origin is not None else "code outside a plugin"
+    # Of the other faults and warnings, the text names the plugin.
+    by = f" [from {owner}]" if entry.key in _REGISTRIES and owner != BUILT_IN.label else ""
     if entry.kind == "fault":
-        return "error", entry.detail, entry.fix or "mend or uninstall the plugin"
+        return "error", f"{entry.detail}{by}", entry.fix or "mend or uninstall the plugin"
     if entry.kind == "warn" and not _is_planned(entry.key):
-        return "warning", entry.detail, entry.fix or "see the documentation of this extension point"
+        return "warning", f"{entry.detail}{by}", entry.fix or "see the documentation of this extension point"
     if entry.kind == "warn":
         return "note", entry.detail, "do not select it"
     if entry.kind == "replace":
-        owner = entry.origin.label if entry.origin is not None else "code outside a plugin"
         return "warning", f"{entry.key} {entry.name!r}: {entry.detail} [from {owner}]", "leave out one of the two"
     if entry.kind in ("load", "call"):
         return _from_run(entry, who)
+    if entry.kind == "skip" and entry.key in _REGISTRIES:
+        return "note", f"{entry.key} entry {entry.name!r}: {entry.detail}{by}", entry.fix or "nothing"
     if entry.kind == "skip" and "VLLM_PLUGINS" in entry.detail:
         return "note", f"{who} is left out: {entry.detail}", f"add {entry.name} to VLLM_PLUGINS if you want it"
     if entry.kind == "skip":

@@ -18,7 +18,7 @@ from typing import Any
 
 KIND_MEANINGS = {
     "discover": "an installed entry point was found",
-    "skip": "an entry point was left out, and why",
+    "skip": "an entry point was left out, or a registration found no use, and why",
     "load": "an entry point was imported, and how long that took",
     "call": "its function was called, or its object was built",
     "register": "a registry got an entry",

@@ -1,6 +1,6 @@
 """Boot one role in a process of its own and write what happened, line by line, as JSON.
 
-    python -m hardpoint.extensions.report front_end --out FILE [--groups ...] [--choose ...] [--serve ...]
+    python -m hardpoint.extensions.report front_end --out FILE [--groups ...] [--choose ...] [--serve ...] [...]
 
 Each ledger entry is written as it is made, so that a plugin that hangs or ends the process can
 be named from what is in the file by then. The last line is the outcome.
@@ -46,6 +46,8 @@ _LATER: dict[str, Callable[[], Any]] = {
     "io_processors": load_io_processors,
 }
 ROLES = ("front_end", "engine_core", "worker", "inspector")
+_INSPECT_ALL = "hardpoint.worker.models.registry:inspect_all"
+_BUILD = "hardpoint.worker.loaders.building:build_without_weights"
 
 
 @dataclass(slots=True)
@@ -84,6 +86,7 @@ def boot_in_child(
     choices: Mapping[str, str] | None = None,
     serve_flags: Sequence[str] | None = None,
     timeout_s: float = 60.0,
+    look_at_models: bool = False,
 ) -> BootReport:
     """Boot `role`, one of ROLES, in a new process as a server would, and report.
 
@@ -91,6 +94,8 @@ def boot_in_child(
     groups       the groups to load after the boot; all that belong to the role unless given
     choices      config hook key to value, each checked after the boot
     serve_flags  flags of `serve`, from which a front end makes its configuration; none is made unless given
+    look_at_models  an inspector imports every model class that plugins registered, and a worker builds the model of
+                    `serve_flags`, without its weights
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "report.jsonl"
@@ -99,6 +104,7 @@ def boot_in_child(
             command += ["--groups", ",".join(groups)]
         command += [f"--choose={key}={value}" for key, value in (choices or {}).items()]
         command += [f"--serve={json.dumps(list(serve_flags))}"] if serve_flags is not None else []
+        command += ["--look-at-models"] if look_at_models else []
         status, output = _run(command, environment, timeout_s)
         text = out.read_text(encoding="utf-8") if out.exists() else ""
     report = BootReport(role, status, output=output)
@@ -142,9 +148,14 @@ def _read(text: str, report: BootReport) -> None:
 
 
 def write_report(
-    role: Role, groups: Sequence[str], choices: Mapping[str, str], out: TextIO, serve_flags: list[str] | None = None
+    role: Role,
+    groups: Sequence[str],
+    choices: Mapping[str, str],
+    out: TextIO,
+    serve_flags: list[str] | None = None,
+    look_at_models: bool = False,
 ) -> int:
-    """Boot and load, writing to `out`; 0 when nothing stopped, 1 otherwise."""
+    """Boot and load, writing to `out`; 0 when nothing stopped, 1 otherwise. Arguments as `boot_in_child`."""
 
     def write(data: dict[str, Any]) -> None:
         print(json.dumps(data, default=str), file=out, flush=True)
@@ -156,7 +167,12 @@ def write_report(
         load_ref("hardpoint.config.early_flags:apply_early_flags")(serve_flags)
     steps: list[Callable[[], Any]] = [partial(boot, role), *(_LATER[key] for key in groups)]
     steps += [partial(check_choice, key, value) for key, value in choices.items()]
-    steps += [partial(_make_config, serve_flags)] if serve_flags is not None and role is Role.FRONT_END else []
+    if serve_flags is not None and role is Role.FRONT_END:
+        steps.append(partial(_make_config, serve_flags))
+    if look_at_models and role is Role.INSPECTOR:
+        steps.append(load_ref(_INSPECT_ALL))
+    if look_at_models and serve_flags and role is Role.WORKER:
+        steps.append(lambda: load_ref(_BUILD)(_make_config(serve_flags)))
     for step in steps:
         try:
             step()
@@ -201,6 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--groups", default=None)
     parser.add_argument("--choose", action="append", default=[])
     parser.add_argument("--serve", type=json.loads, default=None)
+    parser.add_argument("--look-at-models", action="store_true")
     args = parser.parse_args(argv)
     role = Role[args.role.upper()]
     log.configure(role.label)
@@ -208,7 +225,7 @@ def main(argv: list[str] | None = None) -> int:
     pairs = (choice.partition("=")[::2] for choice in args.choose)
     choices = {key: value for key, value in pairs if role in config_hook_row(key).roles}
     with open(args.out, "a", encoding="utf-8") as out:
-        return write_report(role, groups, choices, out, args.serve)
+        return write_report(role, groups, choices, out, args.serve, args.look_at_models)
 
 
 if __name__ == "__main__":

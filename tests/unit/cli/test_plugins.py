@@ -11,6 +11,11 @@ GOOD = """
 from hardpoint.extensions.registry import registry
 def register():
     registry("models").register("MyNet", "p_good:Net")
+def __getattr__(name):
+    if name != "Net":
+        raise AttributeError(name)
+    from hardpoint.worker.models.llama import LlamaForCausalLM
+    return LlamaForCausalLM
 """
 BAD = """
 def raises():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from hardpoint.extensions.diagnosis import diagnose
-from hardpoint.extensions.ledger import LedgerEntry
+from hardpoint.extensions.ledger import BUILT_IN, LedgerEntry, Origin
 from hardpoint.extensions.report import BootReport
 
 
@@ -75,3 +75,26 @@ def test_torch_in_the_front_end_is_noted(kind, detail, seconds, severity):
     assert "module:Class" in one.fix
     elsewhere = diagnose([healthy("worker", replace(run, role="worker"))], 60)
     assert bool(elsewhere) == (severity == "warning"), "a worker is the place for it"
+
+
+def test_what_becomes_of_a_registration_names_who_made_it():
+    acme = Origin("acme", "1.0", "vllm.general_plugins", "acme")
+    unbuilt = entry("warn", "oot_ops", "rms_norm", origin=acme, detail="registered but never built", fix="rename it")
+    unused = entry("skip", "oot_ops", "GeluAndMul", origin=acme, detail="this model has none")
+    ours = entry("warn", "oot_ops", "quant", origin=BUILT_IN, detail="there is no op 'quant'")
+    assert found(healthy("worker", unbuilt, unused, ours)) == [
+        ("warning", "registered but never built [from acme 1.0, vllm.general_plugins: acme]", ("worker",)),
+        ("warning", "there is no op 'quant'", ("worker",)),
+        (
+            "note",
+            "oot_ops entry 'GeluAndMul': this model has none [from acme 1.0, vllm.general_plugins: acme]",
+            ("worker",),
+        ),
+    ]
+
+
+def test_a_class_that_cannot_be_had_is_told_once_for_all_roles():
+    fault = entry("fault", "models", "Toy", detail="Toy: no driver", fix="install it")
+    stop = {"what": "Model architectures ['Toy'] failed to be inspected. Toy: no driver", "fix": "", "code": "model"}
+    front_end = BootReport("front_end", 1, [fault], stops=[stop], finished=True)
+    assert [one[2] for one in found(front_end, healthy("inspector", fault))] == [("front_end", "inspector")]

@@ -15,6 +15,8 @@ from hardpoint.config.sections import LoadConfig, ModelConfig, VllmConfig
 from hardpoint.contracts.attention_backend import AttentionLayerBase
 from hardpoint.contracts.model_loader import BaseModelLoader
 from hardpoint.contracts.quantization import QuantizeMethodBase
+from hardpoint.extensions.faults import in_words
+from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.worker.loaders.registry import get_model_loader
 from hardpoint.worker.models.building import initialize_model
@@ -61,6 +63,23 @@ def create_model(vllm_config: VllmConfig, model_config: ModelConfig, prefix: str
         with writing(vllm_config, "build the quantisation"):
             vllm_config.quant_config = found
     return initialize_model(vllm_config, prefix=prefix, model_config=model_config)
+
+
+def build_without_weights(vllm_config: VllmConfig) -> None:
+    """Build a model without weights and without memory for them, for what is said while it is built.
+
+    A model that wants to see its tensors' values cannot be built so; that is noted and is no error.
+    """
+    config = vllm_config.model_config
+    config.dtype = torch_dtype(config.dtype)
+    with set_default_torch_dtype(config.dtype), torch.no_grad(), torch.device("meta"):
+        try:
+            create_model(vllm_config, config, "")
+        except (NotImplementedError, RuntimeError) as error:
+            if "meta" not in str(error):
+                raise
+            detail = f"{config.architecture} was not built: without memory its constructor raises {in_words(error)}"
+            ledger.record("skip", "models", config.architecture, detail=detail)
 
 
 def process_weights_after_loading(model: nn.Module, model_config: ModelConfig, target_device: Any = None) -> None:

@@ -277,9 +277,7 @@ def _failure(entry: Entry, error: Exception, doing: str) -> HardpointError:
     what, origin = _reason(error), entry.origin.label
     fix = (error.fix if isinstance(error, HardpointError) else "") or f"mend {entry.target}"
     output = getattr(error, "child_output", "")
-    ledger.record(
-        "fault", "models", entry.name, origin=entry.origin, detail=f"model class {entry.name}: {what}", fix=fix
-    )
+    ledger.record("fault", "models", entry.name, origin=entry.origin, detail=f"{entry.name}: {what}", fix=fix)
     trace = None if output else error
     written = f"\n{output}" if output else ""
     logger.error("Error in %s model architecture %r [from %s]: %s%s", doing, entry.name, origin, what, written,
@@ -317,6 +315,22 @@ def _same_kind(arch: str) -> str:
 
 
 ModelRegistry = _ModelRegistry()
+
+
+def inspect_all() -> None:
+    """Import every class that is not ours into this process, and note in the ledger what is wrong with it."""
+    inspection_of = load_ref("hardpoint.contracts.model:inspection_of")
+    for entry in registry("models").entries():
+        if entry.built_in:
+            continue
+        try:
+            found = inspection_of(registry("models").load(entry.name))
+        except Exception as error:
+            _failure(entry, error, "inspecting")
+            continue
+        if found.remarks:
+            detail = f"model class {entry.name} ({found.path}): {'; '.join(found.remarks)}"
+            ledger.record("warn", "models", entry.name, origin=entry.origin, detail=detail, fix=f"mend {found.path}")
 
 
 def get_model_architecture(model_config: ModelConfig) -> tuple[type[nn.Module], str]:

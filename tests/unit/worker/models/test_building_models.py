@@ -13,10 +13,12 @@ from hardpoint.contracts.model import SupportsQuant
 from hardpoint.contracts.platform import DeviceCapability
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.errors import ConfigError
+from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.registry import isolated
 from hardpoint.platforms.cpu import CpuPlatform
 from hardpoint.worker.layers.linear import LinearBase, UnquantizedLinearMethod
-from hardpoint.worker.loaders import get_model
+from hardpoint.worker.loaders import building, get_model
+from hardpoint.worker.loaders.building import build_without_weights
 from hardpoint.worker.models.building import initialize_model
 from hardpoint.worker.models.llama import LlamaForCausalLM
 from hardpoint.worker.models.loading import WeightsMapper, init_vllm_registered_model
@@ -112,6 +114,35 @@ def test_two_layers_of_one_name_are_refused(tiny_llama):
     initialize_model(config)
     with pytest.raises(ValueError, match="Duplicate layer name"):
         initialize_model(config)
+
+
+def test_a_model_is_built_without_weights_to_see_what_it_is_made_of(tiny_llama, smollm2_gguf, monkeypatch):
+    built = []
+    monkeypatch.setattr(building, "initialize_model", lambda *a, **k: built.append(initialize_model(*a, **k)))
+    for path in (tiny_llama, smollm2_gguf):
+        build_without_weights(configure(path))
+        assert {parameter.device.type for parameter in built[-1].parameters()} == {"meta"}
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_constructor_that_needs_memory_is_no_error_and_another_fault_is(tiny_llama):
+    class Looking(Generating):
+        def __init__(self, *, vllm_config, prefix=""):
+            super().__init__()
+            torch.ones(2).sum().item()
+
+    class Wrong(Generating):
+        def __init__(self, *, vllm_config, prefix=""):
+            raise RuntimeError("wrong")
+
+    ModelRegistry.register_model("LlamaForCausalLM", Looking)
+    build_without_weights(configure(tiny_llama))
+    assert (
+        "was not built: without memory its constructor raises" in ledger.entries(kind="skip", key="models")[-1].detail
+    )
+    ModelRegistry.register_model("LlamaForCausalLM", Wrong)
+    with pytest.raises(RuntimeError, match="wrong"):
+        build_without_weights(configure(tiny_llama))
 
 
 # Quantisation

@@ -27,11 +27,12 @@ from hardpoint.contracts.model import (
     supports_lora,
     supports_pp,
 )
+from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.registry import isolated, registry
 from hardpoint.platforms.cpu import CpuPlatform
 from hardpoint.types.model_info import BUILT_IN_MODEL_INFO, ModelInfo
 from hardpoint.worker.models.llama import LlamaForCausalLM
-from hardpoint.worker.models.registry import ModelRegistry, get_model_architecture
+from hardpoint.worker.models.registry import ModelRegistry, get_model_architecture, inspect_all
 
 PLAIN = SimpleNamespace(model_class_overrides={})
 
@@ -156,10 +157,8 @@ def test_overrides_of_a_config_are_registered_once(said):
     config.hf_config = SimpleNamespace(architectures=["LlamaForCausalLM"])
     assert get_model_architecture(config)[1] == "LlamaForCausalLM"
     (line,) = said("WARNING")
-    assert line == (
-        "models entry 'LlamaForCausalLM' is replaced: it was hardpoint.worker.models.llama:LlamaForCausalLM (built in), "
-        f"now {REF} [from model_class_overrides: LlamaForCausalLM]"
-    )
+    assert line.startswith("models entry 'LlamaForCausalLM' is replaced: it was hardpoint.worker.models.llama:Llama")
+    assert line.endswith(f"(built in), now {REF} [from model_class_overrides: LlamaForCausalLM]")
     resolve("New", config=SimpleNamespace(model_class_overrides={"New": REF}))
     assert said("WARNING")[1:] == [f"model_class_overrides: New is served by {REF}"]
 
@@ -231,6 +230,23 @@ def test_registering_by_string_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_all_classes_of_plugins_are_looked_at_and_what_is_wrong_is_noted():
+    ModelRegistry.register_model("Good", MyModel)
+    ModelRegistry.register_model("Gone", "no_such_package:Model")
+    ModelRegistry.register_model("Half", f"{__name__}:Half")
+    before = len(ledger.entries(key="models"))
+    inspect_all()
+    gone, half = ledger.entries(key="models")[before:]
+    assert (gone.kind, gone.name, gone.detail) == (
+        "fault",
+        "Gone",
+        "Gone: 'no_such_package:Model': there is no module 'no_such_package'",
+    )
+    assert gone.fix.startswith("check the spelling")
+    assert (half.kind, half.name, half.fix) == ("warn", "Half", f"mend {__name__}:Half")
+    assert half.detail.endswith("it lacks compute_logits(hidden_states)")
+
+
 # What a class declares
 
 
@@ -273,6 +289,10 @@ class Minimal(nn.Module):
 
     def compute_logits(self, hidden_states):
         return hidden_states
+
+
+class Half(Minimal):
+    compute_logits = None
 
 
 def variant(**members):

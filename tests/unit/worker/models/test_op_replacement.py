@@ -98,6 +98,16 @@ def test_one_that_is_left_off_is_reported(tiny_llama, paged_model, said):
     (line,) = said("INFO")
     assert "CountingRMSNorm replaces RMSNorm but is switched off" in line
     assert "+RMSNorm" in line
+    assert ledger.entries(kind="warn")[-1].fix == "add +RMSNorm to custom_ops"
+
+
+@pytest.mark.parametrize("switch", ["-RMSNorm", "-rms_norm"])
+def test_one_that_was_switched_off_by_name_is_no_surprise(switch, tiny_llama, paged_model, said, fresh):
+    RMSNorm.register_oot(counting_norm())
+    paged_model(tiny_llama, compilation_config={"custom_ops": ["all", switch]})
+    assert said() == said("INFO") == []
+    kinds = [entry.kind for entry in ledger.entries(key="oot_ops")[-2:]]
+    assert kinds == ["register", "override"]
 
 
 @pytest.mark.parametrize(
@@ -105,6 +115,7 @@ def test_one_that_is_left_off_is_reported(tiny_llama, paged_model, said):
     [
         ("+RMSNorm", "did you mean +rms_norm?"),
         ("-rmsnorm", "did you mean -rms_norm?"),
+        ("+RMSNrom", "did you mean +rms_norm?"),
         ("+silu_and_mull", "did you mean +silu_and_mul?"),
         ("+quant_fp8", "doesn't exist"),
         ("+gelu_and_mul", "not present in model"),
@@ -124,6 +135,7 @@ def test_a_registration_under_the_op_name_is_one_warning(tiny_llama, paged_model
     (line,) = said()
     assert "'rms_norm' is registered but never built" in line
     assert "'RMSNorm'" in line
+    assert ledger.entries(key="oot_ops")[-1].fix == "use @RMSNorm.register_oot"
 
 
 def test_a_misspelt_registration_is_one_warning(tiny_llama, paged_model, said):
@@ -141,6 +153,15 @@ def test_a_replacement_for_what_a_model_does_not_have_is_said_in_passing(tiny_ll
     assert said() == []
     (line,) = said("INFO")
     assert "this model has no GeluAndMul" in line
+    last = ledger.entries(key="oot_ops")[-1]
+    assert (last.kind, last.name, last.fix) == ("skip", "GeluAndMul", "nothing, if other models have one")
+
+
+def test_a_replacement_after_the_model_was_built_is_told(tiny_llama, paged_model, caplog, monkeypatch):
+    paged_model(tiny_llama)
+    monkeypatch.setattr(logging.getLogger("hardpoint"), "propagate", True)
+    RMSNorm.register_oot(counting_norm())
+    assert "takes the place of RMSNorm in models built from now on" in caplog.messages[-1]
 
 
 def test_what_derives_from_a_replaced_class_is_named(tiny_llama, paged_model, said, monkeypatch):

@@ -11,7 +11,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+
+import contract_docs
 
 from hardpoint.compat.table import MODULES, Entry
 from hardpoint.config.flags import FRONT_END, Flag, reason
@@ -35,7 +38,12 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def name(row: Row) -> str:
     """A row's key, marked when it is planned."""
-    return f"`{row.key}`" + (" *(planned)*" if row.state is State.PLANNED else "")
+    return linked(row.key, f"`{row.key}`") + (" *(planned)*" if row.state is State.PLANNED else "")
+
+
+def linked(key: str, text: str) -> str:
+    """Text that leads to the page of an extension point, where there is one."""
+    return f"[{text}]({key}.md)" if f"docs/extensions/{key}.md" in PAGES else text
 
 
 def roles(value: Role) -> str:
@@ -75,7 +83,16 @@ def groups() -> str:
         kind = (row.value.name or "").lower() + (f" ({contract(row.contract)})" if row.contract else "")
         faults = [fault(rule) for rule in (row.import_fails, row.call_fails, row.wrong_type)]
         planned = " *(planned)*" if row.state is State.PLANNED else ""
-        lines.append([f"`{row.group}`{planned}", kind, row.then.value, row.allow.value, *faults, roles(row.roles)])
+        lines.append(
+            [
+                linked(row.key, f"`{row.group}`") + planned,
+                kind,
+                row.then.value,
+                row.allow.value,
+                *faults,
+                roles(row.roles),
+            ]
+        )
     ours = [f"`{entry}` in `{group}`" for group, entries in BUILTIN_ENTRY_POINTS.items() for entry in entries]
     return table(header, lines) + f"\nOur own entries, treated like installed ones: {', '.join(ours)}.\n"
 
@@ -207,6 +224,15 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/reference/flags.md": {"supported flags": supported_flags, "refused flags": refused_flags},
     "docs/reference/environment.md": {"environment": environment},
     "docs/compatibility.md": {"alias modules": alias_modules, "alias gaps": alias_gaps},
+}
+PAGES |= {
+    f"docs/extensions/{row.key}.md": {
+        "facts": partial(contract_docs.facts, row),
+        "contract": partial(contract_docs.contract, row),
+        "suite": partial(contract_docs.suites, row),
+        "example": partial(contract_docs.example, row),
+    }
+    for row in contract_docs.paged_rows()
 }
 
 

@@ -18,21 +18,24 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="Have a running server continue a text. Ctrl-C stops it.",
     )
     add_client_args(parser)
-    parser.add_argument("-q", "--quick", metavar="TEXT", help="continue one text, print the rest, and end")
+    once = parser.add_mutually_exclusive_group()
+    once.add_argument("text", metavar="TEXT", nargs="?", help="continue this text, print the rest, and end")
+    once.add_argument("-q", "--quick", metavar="TEXT", help="the same")
     # The API's default of 16 is short for somebody who reads along.
     parser.set_defaults(run=run, max_tokens=128)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Continue each line of the terminal, or one text with --quick."""
+    """Continue one text, or without one each line of the terminal."""
     client, body = client_of(args)
+    text = args.quick if args.text is None else args.text
 
     def answer(line: str) -> None:
         show(_pieces(client, {**body, "prompt": line}))
 
-    if args.quick is not None:
-        answer(args.quick)
+    if text is not None:
+        answer(text)
         return 0
     print(f"{body['model']} at {client.url} continues what you type. Ctrl-C stops it, Ctrl-D ends.")
     return ask_and_answer(answer)

@@ -99,8 +99,9 @@ def test_quick_chat_prints_the_answer(script, capsys, monkeypatch):
     assert body["messages"] == [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hi"}]
 
 
-def test_quick_completion_prints_the_rest(script, capsys):
-    words = ["complete", "--url", script.url.removesuffix("/v1"), "-q", "Once", "--model-name", "second"]
+@pytest.mark.parametrize("text", [["-q", "Once"], ["Once"]])
+def test_quick_completion_prints_the_rest(script, capsys, text):
+    words = ["complete", "--url", script.url.removesuffix("/v1"), *text, "--model-name", "second"]
     assert main([*words, "--api-key", "k", "--max-tokens", "5"]) == 0
     assert capsys.readouterr().out == "Hello, wörld\n"
     ((path, key, body),) = script.requests

@@ -14,7 +14,7 @@ from hardpoint.env import envs
 from hardpoint.errors import EngineDeadError
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import ref_of
-from hardpoint.front_end.engine_handle import EngineHandle
+from hardpoint.front_end.engine_handle import EngineHandle, no_remote_engine
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import Child, spawn_child
 from hardpoint.links.codec import Encoder
@@ -50,6 +50,8 @@ class EngineProcess(EngineHandle):
 
     def begin(self, vllm_config: VllmConfig, executor_class: type | None = None, log_stats: bool = True) -> None:
         """Send the configuration; the model starts to load."""
+        if vllm_config.parallel_config.data_parallel_size_local == 0:
+            raise no_remote_engine()
         start = EngineCoreStart(
             config=to_wire(vllm_config),
             address=self.address,

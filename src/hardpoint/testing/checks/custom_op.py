@@ -58,16 +58,27 @@ def _build_and_compare(
     fix = f"take the arguments of {replaces.__name__} and hand them on with super().__init__(...)"
     with isolated(), set_current_vllm_config(_all_ops_on()):
         op_registry_oot.pop(replaces.__name__, None)
-        ours: nn.Module = replaces(*args, **kwargs)
         replaces.register_oot(cls)
         with explained(subject, f"building it where {replaces.__name__} is asked for", fix):
             theirs: nn.Module = replaces(*args, **kwargs)
         require(type(theirs) is cls, subject, f"asking for it builds {type(theirs).__name__}", "register it once")
+        op_registry_oot.pop(replaces.__name__)
+        ours: nn.Module = replaces(*args, **kwargs)
         built = subject, "the constructor leaves out what the original one does", fix
         require(set(theirs.state_dict()) >= set(ours.state_dict()), *built)
+        _fill(ours)
         theirs.load_state_dict(ours.state_dict(), strict=False)
         if inputs:
             _compare(ours, theirs, subject, inputs, close)
+
+
+def _fill(module: nn.Module) -> None:
+    """Give parameters numbers: some are made to be loaded, and hold anything until then."""
+    generator = torch.Generator().manual_seed(11)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.is_floating_point():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator))
 
 
 def _compare(ours: nn.Module, theirs: nn.Module, subject: str, inputs: tuple[Any, ...], close: float | None) -> None:

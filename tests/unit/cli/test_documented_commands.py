@@ -46,7 +46,7 @@ def test_a_documented_command_line_is_taken(line, monkeypatch, tmp_path):
     load_ref(f"{MODULES[name]}:add_parser")(subparsers)
     assert subparsers.parser is not None
     if "--help" in words:
-        with pytest.raises(SystemExit, match="^0$"):
+        with pytest.raises(SystemExit, match=r"^0$"):
             subparsers.parser.parse_args(words)
     else:
         assert subparsers.parser.parse_args(words).run

@@ -28,7 +28,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-$(VENV)/run.stamp: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/run.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
 	@echo "Installing Hardpoint and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
@@ -39,4 +39,5 @@ $(VENV)/test.stamp: $(VENV)/run.stamp
 	@touch $@
 
 clean:
+	rm -f src/hardpoint/worker/kernels/*.so
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from hardpoint.config.gguf_file import GGMLType, GGUFFile, TensorInfo
+from hardpoint.config.gguf_file import BLOCK_SIZES, GGMLType, GGUFFile, TensorInfo
 from hardpoint.config.model_files import fetch_weights
 from hardpoint.config.sections import LoadConfig, ModelConfig
 from hardpoint.contracts.model_loader import BaseModelLoader
@@ -128,7 +128,8 @@ def _stored(file: GGUFFile, info: TensorInfo, path: str, order: npt.NDArray[np.i
     if len(info.shape) == 1:
         vector = StoredTensor(file.data(info).reshape(1, -1), info.shape, _decoder(kind))
         return vector if order is None else vector.numbers()[torch.from_numpy(order)]
-    return StoredTensor(file.data(info).reshape(info.shape[0], -1), info.shape, _decoder(kind), order)
+    block = (int(kind), *BLOCK_SIZES[kind])
+    return StoredTensor(file.data(info).reshape(info.shape[0], -1), info.shape, _decoder(kind), order, block)
 
 
 def _decoder(kind: GGMLType) -> Any:

@@ -16,8 +16,11 @@ _TILE = 1 << 18
 # ([rows, bytes] uint8) -> [rows, numbers] float32
 Decode = Callable[[torch.Tensor], torch.Tensor]
 
+# Storage type, numbers in a block, bytes of a block.
+Block = tuple[int, int, int]
+
 # What may be asked without decoding.
-_FACTS = {
+TENSOR_FACTS = {
     torch.Tensor.size,
     torch.Tensor.dim,
     torch.Tensor.numel,
@@ -52,6 +55,7 @@ class StoredTensor(torch.Tensor):
 
     raw        [rows, bytes] the stored rows
     order      row i of the tensor is stored row order[i]; None = as stored
+    block      (storage type, numbers in a block, bytes of a block), where the numbers come in blocks
     """
 
     _raw: npt.NDArray[np.uint8]
@@ -59,6 +63,7 @@ class StoredTensor(torch.Tensor):
     _order: npt.NDArray[np.int64] | None
     _rows: range
     _columns: range
+    _block: Block | None
 
     def __new__(
         cls,
@@ -66,10 +71,13 @@ class StoredTensor(torch.Tensor):
         shape: tuple[int, ...],
         decode: Decode,
         order: npt.NDArray[np.int64] | None = None,
+        block: Block | None = None,
     ) -> StoredTensor:
         """A stored tensor of one or two dimensions; `shape` is that of the decoded numbers."""
         assert len(shape) == 1 or shape[0] == raw.shape[0], "the stored rows do not match the shape"
-        return cls._window(raw, decode, order, range(raw.shape[0]), range(shape[-1]), len(shape))
+        whole = cls._window(raw, decode, order, range(raw.shape[0]), range(shape[-1]), len(shape))
+        whole._block = block
+        return whole
 
     @classmethod
     def _window(
@@ -85,6 +93,7 @@ class StoredTensor(torch.Tensor):
         # A tensor without memory: the numbers do not exist yet.
         self = torch.Tensor._make_subclass(cls, torch.empty(shape, dtype=torch.float32, device="meta"))
         self._raw, self._decode, self._order, self._rows, self._columns = raw, decode, order, rows, columns
+        self._block = None
         return self
 
     def cut(self, dim: int, start: int, end: int) -> StoredTensor:
@@ -92,7 +101,25 @@ class StoredTensor(torch.Tensor):
         by_rows = self.dim() == 2 and dim % 2 == 0
         rows = self._rows[start:end] if by_rows else self._rows
         columns = self._columns if by_rows else self._columns[start:end]
-        return self._window(self._raw, self._decode, self._order, rows, columns, self.dim())
+        part = self._window(self._raw, self._decode, self._order, rows, columns, self.dim())
+        part._block = self._block
+        return part
+
+    def stored_rows(self) -> tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.int64] | None] | None:
+        """The bytes of the rows and their storage type, and where in them the tensor's rows are (None = in order).
+
+        None when the tensor's columns are not whole blocks.
+        """
+        if self._block is None:
+            return None
+        kind, numbers, size = self._block
+        start, stop = self._columns.start, self._columns.stop
+        if start % numbers or stop % numbers:
+            return None
+        raw = self._raw[:, start // numbers * size : stop // numbers * size]
+        if self._order is None:
+            return raw[self._rows.start : self._rows.stop], kind, None
+        return raw, kind, self._order[self._rows.start : self._rows.stop]
 
     def read_into(self, target: torch.Tensor) -> None:
         """Decode into a tensor of the same shape; RuntimeError when it has another."""
@@ -120,7 +147,7 @@ class StoredTensor(torch.Tensor):
     ) -> Any:
         """Keep slices lazy and copies direct; decode for everything else."""
         kwargs = kwargs or {}
-        if func in _FACTS:
+        if func in TENSOR_FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]

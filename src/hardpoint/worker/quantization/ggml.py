@@ -22,13 +22,18 @@ def _half(blocks: Tensor, at: int) -> Tensor:
     return blocks[:, at : at + 2].view(torch.float16).float()
 
 
+def _together(packed: Tensor) -> Tensor:
+    """The bytes with none between them. A single row counts as contiguous already, wherever it begins."""
+    return packed.contiguous() if len(packed) > 1 else packed.clone(memory_format=torch.contiguous_format)
+
+
 def _bits(packed: Tensor, shifts: int, width: int = 1) -> Tensor:
     """[blocks, n] bytes -> [blocks, shifts * n] uint8.
 
     All bytes' lowest `width` bits, then all bytes' next ones, and so on.
     """
     # Eight bytes at a time, which is several times as fast.
-    wide = packed.contiguous().view(torch.int64)
+    wide = _together(packed).view(torch.int64)
     mask = int.from_bytes(bytes([(1 << width) - 1]) * 8, "little")
     return torch.cat([((wide >> shift * width) & mask).view(torch.uint8) for shift in range(shifts)], dim=1)
 
@@ -64,7 +69,7 @@ def _q4_1(blocks: Tensor) -> Tensor:
 
 def _fifth_bits(blocks: Tensor, at: int) -> Tensor:
     """[blocks, 32] the fifth bit of each number, as 16 or 0."""
-    bits = blocks[:, at : at + 4].contiguous().view(torch.int32)
+    bits = _together(blocks[:, at : at + 4]).view(torch.int32)
     return ((bits >> torch.arange(32, dtype=torch.int32)) & 1).float().mul_(16)
 
 

@@ -1,0 +1,6 @@
+#include "formats.h"
+#include "halves.h"
+#include "simd_avx2.h"
+#include "kernels.inl"
+
+const hardpoint::Kernels hardpoint::avx2_kernels = {"avx2", TOKEN_TILE, quantize, quantized, floating};

@@ -1,0 +1,6 @@
+#include "formats.h"
+#include "halves.h"
+#include "simd_avx512.h"
+#include "kernels.inl"
+
+const hardpoint::Kernels hardpoint::avx512_kernels = {"avx512", TOKEN_TILE, quantize, quantized, floating};

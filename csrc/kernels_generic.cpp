@@ -1,0 +1,6 @@
+#include "formats.h"
+#include "halves.h"
+#include "simd_generic.h"
+#include "kernels.inl"
+
+const hardpoint::Kernels hardpoint::generic_kernels = {"generic", TOKEN_TILE, quantize, quantized, floating};

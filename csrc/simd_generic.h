@@ -1,0 +1,87 @@
+// Sixteen lanes in plain C++: for processors without a file of their own, and to test the others against.
+
+#include <cmath>
+
+namespace {
+
+constexpr int TOKEN_TILE = 4;
+
+struct Bytes { uint8_t at[64]; };
+struct Ints { int32_t at[16]; };
+struct Floats { float at[16]; };
+
+inline Bytes load_bytes(const uint8_t* p) { Bytes v; std::memcpy(v.at, p, 64); return v; }
+
+// Each byte's bits from `Shift` on, cut to `Mask`; a negative shift goes up.
+template <int Shift, int Mask>
+inline Bytes bits_of(const Bytes& v) {
+    Bytes out;
+    for (int i = 0; i < 64; ++i) {
+        const int moved = Shift >= 0 ? v.at[i] >> (Shift >= 0 ? Shift : 0) : v.at[i] << (Shift < 0 ? -Shift : 0);
+        out.at[i] = static_cast<uint8_t>(moved & Mask);
+    }
+    return out;
+}
+inline Bytes either(const Bytes& a, const Bytes& b) {
+    Bytes out;
+    for (int i = 0; i < 64; ++i) out.at[i] = a.at[i] | b.at[i];
+    return out;
+}
+
+inline Floats zero_floats() { return Floats{}; }
+inline Floats broadcast(float x) { Floats v; for (float& lane : v.at) lane = x; return v; }
+inline Floats load_floats(const float* p) { Floats v; std::memcpy(v.at, p, 64); return v; }
+inline Floats load_halves(const uint8_t* p) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) { uint16_t h; std::memcpy(&h, p + 2 * i, 2); v.at[i] = float_of_half(h); }
+    return v;
+}
+inline Floats load_bfloats(const uint8_t* p) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) { uint16_t h; std::memcpy(&h, p + 2 * i, 2); v.at[i] = float_of_bfloat(h); }
+    return v;
+}
+inline Floats load_small(const uint8_t* p) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.at[i] = static_cast<float>(static_cast<int8_t>(p[i]));
+    return v;
+}
+inline Floats times(const Floats& a, const Floats& b) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.at[i] = a.at[i] * b.at[i];
+    return v;
+}
+inline Floats plus_product(const Floats& sum, const Floats& a, const Floats& b) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.at[i] = sum.at[i] + a.at[i] * b.at[i];
+    return v;
+}
+inline Floats minus_product(const Floats& sum, const Floats& a, const Floats& b) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.at[i] = sum.at[i] - a.at[i] * b.at[i];
+    return v;
+}
+inline void store(float* out, const Floats& v, int lanes) { std::memcpy(out, v.at, sizeof(float) * lanes); }
+
+// Sums of products of codes and activations.
+template <class F>
+struct Dots {
+    Ints sum;
+    // The zero point's share is taken off at the start.
+    inline void start(int32_t activations) { for (int32_t& lane : sum.at) lane = -F::zero * activations; }
+    // Quad `Q` of a run.
+    template <int Q>
+    inline void add(const Bytes& codes, const int8_t* four) {
+        for (int i = 0; i < 16; ++i)
+            for (int c = 0; c < 4; ++c) sum.at[i] += codes.at[4 * i + c] * four[c];
+    }
+    inline void times_256() { for (int32_t& lane : sum.at) lane *= 256; }
+    inline void join(const Dots& other) { for (int i = 0; i < 16; ++i) sum.at[i] += other.sum.at[i]; }
+    inline Floats floats() const {
+        Floats v;
+        for (int i = 0; i < 16; ++i) v.at[i] = static_cast<float>(sum.at[i]);
+        return v;
+    }
+};
+
+}  // namespace

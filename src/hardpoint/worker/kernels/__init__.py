@@ -1,0 +1,1 @@
+"""The compiled CPU kernels: the library, and weights in its packed form."""

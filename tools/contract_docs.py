@@ -156,9 +156,13 @@ def _members(found: ast.ClassDef) -> Iterator[list[str]]:
     if values:
         yield [f"    {ast.unparse(node)}" for node in values]
     for node in found.body:
-        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if is_function and (not node.name.startswith("_") or node.name == "__init__"):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and _is_for_authors(node):
             yield _function(node, "    ")
+
+
+def _is_for_authors(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    abstract = any(ast.unparse(one) == "abstractmethod" for one in node.decorator_list)
+    return abstract or not node.name.startswith("_") or node.name == "__init__"
 
 
 def _is_public(node: ast.AnnAssign | ast.Assign) -> bool:

@@ -100,3 +100,58 @@ def test_every_built_group_has_a_consumer():
     for row in GROUPS:
         if row.state is State.BUILT:
             assert consumers[row.key] in text, f"nothing loads {row.group}"
+
+
+# Each row that is built has a contract, a page, an example and a test of its own; planned ones are exempt.
+
+PARTS = list(dict.fromkeys([*GROUPS, *(r for r in (*REGISTRIES, *CONFIG_HOOKS) if r.state is State.BUILT)]))
+ROOT = SOURCE.parent.parent
+
+
+@pytest.mark.parametrize("row", PARTS, ids=lambda row: f"{type(row).__name__}-{row.key}")
+def test_a_row_has_a_page_an_example_and_a_contract_test(row):
+    page = (ROOT / "docs" / "extensions" / f"{row.key}.md").read_text(encoding="utf-8")
+    assert page.startswith("# ")
+    assert f"hardpoint plugins new {row.key} " in page
+    assert (ROOT / "tests" / "contracts" / f"test_{row.key}.py").is_file()
+    example = ROOT / "examples" / "plugins" / row.key
+    assert {"pyproject.toml", "README.md"} <= {path.name for path in example.iterdir()}
+    assert (example / f"acme_{row.key}" / "__init__.py").is_file()
+    assert (example / "tests" / f"test_acme_{row.key}.py").is_file()
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in PARTS if row.contract], ids=lambda row: f"{type(row).__name__}-{row.key}"
+)
+def test_the_page_of_a_row_shows_the_signature_of_every_abstract_method(row):
+    page = (ROOT / "docs" / "extensions" / f"{row.key}.md").read_text(encoding="utf-8")
+    contract = load_ref(row.contract)
+    assert re.search(rf"^class {contract.__name__}\b", page, re.MULTILINE)
+    for name in getattr(contract, "__abstractmethods__", ()):
+        found = re.search(rf"^    (?:async )?def {name}\((.*?)\)(?: ->|:)", page, re.DOTALL | re.MULTILINE)
+        assert found, f"{name} is not shown"
+        shown = re.findall(r"(?:^|,)\s*\*{0,2}(\w+)", found[1])
+        method = inspect.getattr_static(contract, name)
+        function = getattr(method, "fget", None) or getattr(method, "__func__", method)
+        for parameter in inspect.signature(function).parameters:
+            assert parameter in shown, f"{name}({parameter}) is not shown"
+
+
+@pytest.mark.parametrize("row", PARTS, ids=lambda row: f"{type(row).__name__}-{row.key}")
+def test_a_row_has_a_suite(row):
+    page = (ROOT / "docs" / "extensions" / f"{row.key}.md").read_text(encoding="utf-8")
+    suites = re.findall(r"`hardpoint\.testing\.(check_\w+)`", page)
+    assert suites, "no suite is named"
+    for suite in suites:
+        assert callable(load_ref(f"hardpoint.testing:{suite}"))
+
+
+def test_nothing_planned_has_an_example_or_a_page():
+    planned = {row.key for row in (*REGISTRIES, *CONFIG_HOOKS) if row.state is State.PLANNED}
+    for folder in (ROOT / "examples" / "plugins", ROOT / "docs" / "extensions", ROOT / "tests" / "contracts"):
+        assert not planned & {path.stem.removeprefix("test_") for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{type(row).__name__}-{row.key}")
+def test_every_contract_has_a_version(row):
+    assert re.fullmatch(r"[1-9]\d*\.\d+", row.version)

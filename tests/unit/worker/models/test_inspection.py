@@ -232,4 +232,3 @@ def test_a_class_that_is_at_hand_is_looked_at_here(child):
 def test_a_class_of_the_start_script_is_refused(child):
     with pytest.raises(ConfigError, match="in the start script, where another process cannot import it"):
         inspect_entry(entry("__main__:Toy"))
-

@@ -182,10 +182,12 @@ def _error(declaration: Declaration, problems: Sequence[tuple[str, str]]) -> Plu
     parts = [f"{name}.{path} {what}" if path else f"{name} {what}" for path, what in problems]
     first = problems[0][0].partition(".")[0].partition("[")[0]
     kind = declaration.kinds().get(first)
-    hint = f"{name}.{first}=VALUE (VALUE: {in_words(kind)})" if kind is not None else f"{name}.KEY=VALUE"
+    fix = f"correct or drop {name}.{first}" if first else "see what the plugin says of its settings"
+    if kind is not None:
+        fix = f"give {in_words(kind)}, with --plugin-config {name}.{first}=..."
     return PluginConfigError(
         f"plugin {name!r}: the setting{'s' if len(parts) > 1 else ''} {'; '.join(parts)}",
         code="plugin-config",
         origin=declaration.origin.label,
-        fix=f"give --plugin-config {hint}",
+        fix=fix,
     )

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardpoint.errors import ConfigError, RegistrationError
+from hardpoint.errors import ConfigError, HardpointError, RegistrationError
 from hardpoint.extensions import rows
 from hardpoint.extensions.builtins import BUILTINS
 from hardpoint.extensions.ledger import BUILT_IN, Origin, current_origin, ledger
@@ -141,10 +141,20 @@ class Registry:
         """
         self.require_built(name)
         entry = self.entry(name)
-        value = entry.load()
+        try:
+            value = entry.load()
+        except HardpointError as error:
+            error.origin = error.origin or ("" if entry.built_in else entry.origin.label)
+            raise
         if entry.ref and not entry.built_in:
             self._check_class(name, value, entry.origin)
         return value
+
+    def note_use(self, name: str, what: str) -> None:
+        """Tell the ledger what an entry is used for; nothing when it is ours."""
+        entry = self.entry(name)
+        if not entry.built_in:
+            ledger.record("override", self.key, entry.name, origin=entry.origin, detail=f"{entry.target} {what}")
 
     def require_built(self, name: str) -> None:
         """Raise PlannedError, naming the choice, if nothing in this version reads the row."""

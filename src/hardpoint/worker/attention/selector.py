@@ -12,6 +12,7 @@ from hardpoint.config.current import get_current_vllm_config_or_none
 from hardpoint.contracts.attention_backend import AttentionBackend, AttentionSelectorConfig, AttentionType
 from hardpoint.contracts.platform import Platform
 from hardpoint.errors import ConfigError
+from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
 from hardpoint.worker.attention.registry import AttentionBackendEnum, backend_class
 
@@ -52,7 +53,9 @@ def get_attn_backend(
         use_kv_connector=config is not None and config.kv_transfer_config is not None,
     )
     chosen = _chosen_member(config.attention_config.backend if config is not None else None)
-    return _ask(platforms.current_platform, chosen, facts, num_heads)
+    # A registration since the last model was built may have changed the answer.
+    registered = tuple((entry.name, entry.target) for entry in registry("attention_backends").entries())
+    return _ask(platforms.current_platform, chosen, facts, num_heads, registered)
 
 
 def _chosen_member(name: Any) -> AttentionBackendEnum | None:
@@ -73,7 +76,11 @@ def _chosen_member(name: Any) -> AttentionBackendEnum | None:
 
 @cache
 def _ask(
-    platform: Platform, chosen: AttentionBackendEnum | None, facts: AttentionSelectorConfig, num_heads: int | None
+    platform: Platform,
+    chosen: AttentionBackendEnum | None,
+    facts: AttentionSelectorConfig,
+    num_heads: int | None,
+    registered: tuple[tuple[str, str], ...],
 ) -> type[AttentionBackend]:
     path = platform.get_attn_backend_cls(chosen, attn_selector_config=facts, num_heads=num_heads)
     if not path:
@@ -83,4 +90,7 @@ def _ask(
             code="config-attention-backend",
         )
     logger.debug("attention backend %s for %s", path, facts)
+    name = next((name for name, target in registered if target.replace(":", ".") == path.replace(":", ".")), None)
+    if name is not None:
+        registry("attention_backends").note_use(name, "attends")
     return backend_class(path)

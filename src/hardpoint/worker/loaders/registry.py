@@ -38,4 +38,6 @@ def get_model_loader(load_config: LoadConfig) -> BaseModelLoader:
             code="config-load-format",
             fix=f"known are {', '.join(loaders.names())}",
         )
-    return loaders.load(load_config.load_format)(load_config)
+    loader = loaders.load(load_config.load_format)(load_config)
+    loaders.note_use(load_config.load_format, "loads the model")
+    return loader

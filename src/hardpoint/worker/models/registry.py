@@ -181,6 +181,7 @@ class _ModelRegistry:
                 continue
             if chosen is not None and fixed:
                 _require_same(registry("models").entry(arch), found, chosen)
+            registry("models").note_use(arch, "is built")
             return found, arch
         raise self.not_found(listed, failures)
 

@@ -28,6 +28,7 @@ def get_quant_config(model_config: ModelConfig, load_config: LoadConfig) -> Quan
         return None
     platforms.current_platform.verify_quantization(method)
     cls = get_quantization_config(method)
+    registry("quantization_methods").note_use(method, "keeps the weights")
     config = cls.from_config(_settings(cls, stated, model_config))
     _check_device(config, method)
     _check_dtype(config, method, model_config.dtype)

@@ -265,3 +265,26 @@ def test_doctor_explains_a_wrong_setting_and_one_for_nobody(run, installed):
     status, out, _ = run("doctor", "--plugin-config", "acne.threshold=1")
     assert status == 1
     assert "did you mean 'acme'?" in finding(out, "'acne'")
+
+
+PATCH = """
+def register():
+    from vllm.v1.core.sched.scheduler import Scheduler
+    before = Scheduler.schedule
+    Scheduler.schedule = lambda self, *args, **kwargs: before(self, *args, **kwargs)
+"""
+
+
+def test_doctor_tells_of_two_plugins_that_patch_one_place(run, installed):
+    installed("p-one", PATCH, {"vllm.general_plugins": {"one": "p_one:register"}})
+    status, _, _ = run("doctor")
+    assert status == 0, "one patch is no fault"
+    installed("p-two", PATCH, {"vllm.general_plugins": {"two": "p_two:register"}})
+    status, out, _ = run("doctor")
+    assert status == 1
+    line = finding(out, "is patched by two plugins")
+    assert "Scheduler.schedule is patched by two plugins: first by p-one 1.0" in line
+    assert "then by p-two 1.0" in line
+    assert "leave one of the two out" in line
+    status, out, _ = run("why", "patches", "hardpoint.engine_core.scheduler.default.Scheduler.schedule")
+    assert (status, out.count("override")) == (0, 8)

@@ -70,8 +70,8 @@ def _tagged(text: str, pid: int) -> str:
     return "\n".join(f"[{_ROLE} {pid}] {line}" for line in text.splitlines() if line.strip())
 
 
-def _pass_on(file: IO[bytes], stream: IO[str]) -> None:
+def _pass_on(file: IO[bytes], stream: IO[str] | None) -> None:
     text = _tail(file)
-    if text:
+    if text and stream is not None:
         stream.write(text)
         stream.flush()

@@ -118,6 +118,23 @@ def test_a_reference_to_the_wrong_class_is_refused_when_loaded():
     assert "acme 1.0" in str(caught.value)
 
 
+def test_a_plugins_entry_that_cannot_be_imported_names_the_plugin():
+    models = registry("models")
+    models.register("Gone", "no_such_module_anywhere:Net", ACME)
+    with pytest.raises(ImportError, match=r"\[from acme 1.0, vllm.general_plugins: acme\]"):
+        models.load("Gone")
+
+
+def test_the_use_of_an_entry_is_told_unless_it_is_ours():
+    models = registry("models")
+    models.register("Mine", "a:B", ACME)
+    before = len(ledger.entries(kind="override"))
+    models.note_use("LlamaForCausalLM", "is built")
+    models.note_use("Mine", "is built")
+    [used] = ledger.entries(kind="override")[before:]
+    assert (used.key, used.name, used.detail, used.origin) == ("models", "Mine", "a:B is built", ACME)
+
+
 def test_subclass_checks_import_nothing_and_raise_the_error_of_the_row():
     with pytest.raises(ValueError, match="does not derive from"):
         registry("model_loaders").register("mine", Net)

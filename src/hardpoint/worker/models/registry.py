@@ -320,12 +320,11 @@ ModelRegistry = _ModelRegistry()
 
 def inspect_all() -> None:
     """Import every class that is not ours into this process, and note in the ledger what is wrong with it."""
-    inspection_of = load_ref("hardpoint.contracts.model:inspection_of")
     for entry in registry("models").entries():
         if entry.built_in:
             continue
         try:
-            found = inspection_of(registry("models").load(entry.name))
+            found = load_ref("hardpoint.contracts.model:inspection_of")(registry("models").load(entry.name))
         except Exception as error:
             _failure(entry, error, "inspecting")
             continue

@@ -158,6 +158,14 @@ def test_unknown_names_are_refused():
         get_attn_backend(64, torch.float32, "auto", 16)
 
 
+def test_a_registration_between_two_models_is_seen_by_the_second():
+    assert select() is CPUAttentionBackend
+    register_backend(AttentionBackendEnum.CPU_ATTN, OTHER)
+    assert select().__name__ == "OtherBackend"
+    AttentionBackendEnum.CPU_ATTN.clear_override()
+    assert select() is CPUAttentionBackend
+
+
 def test_a_platform_is_asked_once_per_kind_of_layer():
     asked = []
 

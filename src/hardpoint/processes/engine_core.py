@@ -83,6 +83,13 @@ class EngineCoreLoop:
             self._stop_at = time.monotonic() + self._drain_s
         self._wake()
 
+    def stop_on_sigterm(self) -> None:
+        """Have SIGTERM call `stop`; from the main thread."""
+        # A signal may come while zmq's poll is at work and not in the kernel: it interrupts nothing then, and
+        # Python's handler waits for the poll to end. The wake-up descriptor is written to at once.
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, lambda number, frame: self.stop())
+
     def fail(self, reason: str) -> None:
         """End with an error, e.g. since a worker has ended. Safe from any thread."""
         self._failure = reason
@@ -263,8 +270,7 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
     core = EngineCore(config, executor_class, start.log_stats, worker_ended)
     try:
         loop = EngineCoreLoop(core, router, config.shutdown_timeout)
-        stop = loop.stop
-        signal.signal(signal.SIGTERM, lambda number, frame: stop())
+        loop.stop_on_sigterm()
         link.send(ready_message(core, link.index))
         loop.run()
     except BaseException as error:

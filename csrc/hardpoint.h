@@ -18,8 +18,9 @@
 // F32, F16 and BF16 are stored as [group][column][16 rows]. Rows are filled up with zeros to whole groups.
 //
 // The number of a quantised weight is scale * (code - zero point), or scale * code + minimum. Activations are
-// rounded to int8 in blocks of 32 columns; products are summed exactly in integers within a run of columns
-// and in float32, run after run, over the columns. A row's result does not depend on how many tokens there
+// rounded to int8 in blocks of 32 columns; where a block's largest number is more than 1.5 times the token's root
+// mean square, what the rounding took off is kept as a second int8 in steps of 1/256. Products are summed exactly
+// in integers within a run of columns and in float32, run after run, over the columns. A row's result does not depend on how many tokens there
 // are, nor on how the work is shared among threads. A token with a number that is not finite has NaN results
 // where weights are quantised; other tokens are not touched.
 

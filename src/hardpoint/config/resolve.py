@@ -189,6 +189,10 @@ def _choose_dtype(config: VllmConfig, platform: Any) -> None:
         model.dtype = platform.default_dtype(str(stated).removeprefix("torch.") if stated else None)
     elif model.dtype in DTYPES:
         model.dtype = DTYPES[model.dtype]
+        # Who names a type wants its arithmetic: no kernels that round activations. (The second time the
+        # type is the one that was chosen here.)
+        if config.kernel_config.linear_backend == "auto" and not config.is_settled:
+            config.kernel_config.linear_backend = "torch"
     else:
         known = ("auto", *DTYPES)
         raise ConfigError(

@@ -18,6 +18,7 @@ from hardpoint.log import init_logger
 from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from hardpoint.worker import runner
 from hardpoint.worker.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
+from hardpoint.worker.kernels.library import kernels
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
@@ -157,6 +158,9 @@ def set_threads(vllm_config: VllmConfig, local_rank: int) -> int:
         number = min(torch.get_num_threads(), max(1, free // ranks))
     number = vllm_config.device_config.cpu_threads or number
     torch.set_num_threads(number)
+    library = kernels()
+    if library is not None:
+        library.set_threads(number)
     logger.info("%d CPU thread%s%s", number, "" if number == 1 else "s", f" on cores {sorted(cores)}" if cores else "")
     return number
 

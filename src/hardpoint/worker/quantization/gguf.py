@@ -1,4 +1,7 @@
-"""GGUF's quantisation: weights are dequantised once, while they are loaded."""
+"""GGUF's quantisation: weights stay as they are stored and the CPU kernels compute with them.
+
+Where the kernels do not apply, weights are dequantised once, while they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardpoint.contracts.quantization import QuantizationConfig, QuantizeMethodBase
-from hardpoint.worker.layers.linear import LinearBase, UnquantizedLinearMethod
+from hardpoint.contracts.quantization import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
+from hardpoint.worker.kernels.choice import library_for_embedding, library_for_linear
+from hardpoint.worker.kernels.library import Library
+from hardpoint.worker.kernels.packed import PackedWeight
+from hardpoint.worker.layers.linear import (
+    LinearBase,
+    ReplicatedLinear,
+    UnquantizedLinearMethod,
+    register_weight_loader_v2_supported_method,
+)
+from hardpoint.worker.layers.parameters import check_size, part_of, set_weight_attrs
+from hardpoint.worker.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod, VocabParallelEmbedding
 
 
 class GGUFConfig(QuantizationConfig):
@@ -38,5 +51,106 @@ class GGUFConfig(QuantizationConfig):
         return cls()
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        """Plain weights: what is loaded into them is dequantised on the way."""
-        return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+        """The kernels where they apply; else plain weights, into which what is loaded is dequantised."""
+        if isinstance(layer, LinearBase):
+            library = library_for_linear(layer)
+            return UnquantizedLinearMethod() if library is None else PackedLinearMethod(library)
+        if isinstance(layer, VocabParallelEmbedding):
+            library = library_for_embedding(layer)
+            return None if library is None else PackedEmbeddingMethod(library)
+        return None
+
+
+@register_weight_loader_v2_supported_method
+class PackedLinearMethod(LinearMethodBase):
+    """Quantised weights, computed with by the CPU kernels. Activations are rounded to int8 block by block.
+
+    The layer's `weight` is a `PackedWeight`; the parts of a fused layer may be stored in different types.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Give the layer `weight`, without numbers yet."""
+        rows = sum(output_partition_sizes)
+        assert isinstance(layer, LinearBase)
+        split = (0, 1) if isinstance(layer, ReplicatedLinear) else (layer.tp_rank, layer.tp_size)
+        weight = PackedWeight(self.library, rows, input_size_per_partition, *split)
+        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
+        layer.register_parameter("weight", weight)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Describe the packed weights to the kernels; ValueError when some were not loaded."""
+        layer.packed = layer.weight.packed()
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., input] -> [..., output]."""
+        return layer.packed(x, bias)
+
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
+        """[output, input] float32."""
+        return layer.weight.packed().numbers()
+
+
+class PackedEmbeddingMethod(QuantizeMethodBase):
+    """Quantised token embeddings: rows are dequantised as they are looked up, logits come from the CPU kernels."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+
+    def create_weights(
+        self,
+        layer: nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Give the layer `weight`: [vocabulary rows on this rank, embedding], without numbers yet."""
+        weight = PackedWeight(self.library, sum(output_partition_sizes), input_size_per_partition)
+        # The layer's own loader writes into a plain tensor.
+        extra_weight_attrs["weight_loader"] = lambda param, loaded: _load_vocabulary(layer, param, loaded)
+        set_weight_attrs(weight, {"input_dim": 1, "output_dim": 0, **extra_weight_attrs})
+        layer.register_parameter("weight", weight)
+
+    def tie_weights(self, layer: Any, embed_tokens: Any) -> nn.Module:
+        """Share the packed weights; weights of another kind are computed with as their layer does."""
+        if not isinstance(embed_tokens.weight, PackedWeight):
+            layer.quant_method = UnquantizedEmbeddingMethod()
+        layer.weight = embed_tokens.weight
+        return layer
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Describe the packed weights to the kernels; ValueError when some were not loaded."""
+        layer.packed = layer.weight.packed()
+
+    def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """[..., embedding] -> [..., vocabulary rows on this rank]."""
+        return layer.packed(x, bias)
+
+    def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
+        """[...] row numbers -> [..., embedding]."""
+        return layer.packed.look_up(input_)
+
+    def dequantize_weight(self, layer: Any) -> torch.Tensor:
+        """[vocabulary rows on this rank, embedding] float32."""
+        return layer.weight.packed().numbers()
+
+
+def _load_vocabulary(layer: Any, param: PackedWeight, loaded: torch.Tensor) -> None:
+    check_size(loaded, 0, layer.org_vocab_size)
+    count = layer.shard.end - layer.shard.start
+    param.place(0, part_of(loaded, 0, layer.shard.start, count))
+    param.place_zeros(count)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,6 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from hardpoint.extensions.ledger import ledger
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_Labels = tuple[str, str, str]
 _lock = threading.Lock()
 _instruments: dict[str, Any] = {}
 
@@ -88,14 +88,15 @@ class _PluginMetrics:
         return []
 
     def collect(self) -> Iterable[Metric]:
-        counts: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in self._COUNTED}
-        seconds: dict[str, Counter[tuple[str, ...]]] = {kind: Counter() for kind in self._TIMED}
+        counts: dict[str, dict[_Labels, int]] = {kind: {} for kind in self._COUNTED}
+        seconds: dict[str, dict[_Labels, float]] = {kind: {} for kind in self._TIMED}
         for entry in ledger.entries():
             labels = (entry.key, entry.name, entry.role)
             if entry.kind in counts:
-                counts[entry.kind][labels] += 1
+                counts[entry.kind][labels] = counts[entry.kind].get(labels, 0) + 1
             if entry.kind in seconds:
-                seconds[entry.kind][labels] += entry.duration_s or 0.0
+                spent = seconds[entry.kind].get(labels, 0.0) + (entry.duration_s or 0.0)
+                seconds[entry.kind][labels] = spent
         for kind, what in self._COUNTED.items():
             about = f"Extension {what} by process role"
             counter = CounterMetricFamily(f"hardpoint:plugin_{what}", about, labels=self._LABELS)

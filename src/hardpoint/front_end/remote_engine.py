@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from concurrent.futures import wait
 from typing import Any
 
 from hardpoint.config.agreement import facts_of
@@ -19,6 +20,7 @@ from hardpoint.types.link import LinkHello
 from hardpoint.types.messages import Ready
 
 logger = init_logger(__name__)
+_LISTEN_S = 0.5
 _LINK_FLAGS = ("data_parallel_address", "data_parallel_rpc_port")
 
 
@@ -70,6 +72,8 @@ class RemoteEngine(EngineHandle):
     def wait_ready(self) -> Ready:
         """Wait until the engine serves us. Raises StartError when it refuses or does not answer in time."""
         assert self._link is not None
+        while not self._link.welcome.done():
+            wait([self._link.welcome], _LISTEN_S)  # Not for ever: a signal must be heard.
         ready = self._link.welcome.result().ready
         ledger.merge(ready.ledger)
         return ready

@@ -30,6 +30,7 @@ _TICK_MS = 200
 _TURN = 256
 _LONGEST_SHOWN = 300
 _FAREWELL_S = 1.0
+_LISTEN_S = 0.5
 _encoder = Encoder()
 _hellos = Decoder(LinkHello, plain=True)
 
@@ -87,8 +88,9 @@ class Gate:
         self._stop_at = 0.0
 
     def wait(self) -> None:
-        """Wait for the end; raise what brought it about if nobody asked for it."""
-        self._thread.join()
+        """Wait for the end, with ears open for signals; raise what brought it about if nobody asked for it."""
+        while self._thread.is_alive():
+            self._thread.join(_LISTEN_S)
         if self._failure is not None:
             raise self._failure
 

@@ -10,7 +10,7 @@ from hardpoint.errors import ConfigError, StartError
 from hardpoint.links.tcp import answer_zap, bind_link, connect_link, endpoint_of, keys_for, zap_socket
 
 SECRET = "correct horse battery staple"
-OPEN = "192.0.2.7"  # An address that other machines could reach.
+OPEN = "203.0.113.77"  # An address that other machines could reach.
 
 
 @pytest.fixture(autouse=True)

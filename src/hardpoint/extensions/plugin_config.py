@@ -220,6 +220,10 @@ def _why_unused(name: str, final: bool) -> str:
     if not points:
         known = {*_state.declared, *(point.name for point in everything if not point.built_in)}
         return f"no plugin of this name is installed or declares settings{near_miss(name, known)}"
+    packages = {point.distribution for point in points}
+    elsewhere = [repr(one.name) for one in _state.declared.values() if one.origin.distribution in packages]
+    if elsewhere:
+        return f"{points[0].package} has its settings under {' and '.join(elsewhere)}"
     allowlist, rows = Allowlist.read(), {row.group: row for row in GROUPS}
     refusals = [allowlist.refusal(rows.get(point.group), point.name) for point in points]
     if all(refusals):

@@ -267,11 +267,12 @@ def test_settings_for_nobody_are_reported_in_the_front_end(install, platform, mo
     install("acme", SOURCE, {**GENERAL, "vllm.logits_processors": {"proc": "p_acme:x"}})
     install("mute", "def register(): pass\n", {"vllm.general_plugins": {"mute": "p_mute:register"}})
     install("out", "def register(): pass\n", {"vllm.general_plugins": {"out": "p_out:register"}})
-    deliver(["acme.label=x", "acne.label=x", "mute.x=1", "out.x=1", "nothing.x=1", "p_out.x=1"])
+    deliver(["acme.label=x", "acne.label=x", "mute.x=1", "out.x=1", "nothing.x=1", "p_out.x=1", "p-acme.label=x"])
     monkeypatch.setenv("HARDPOINT_PLUGINS_DENY", "out")
     boot(Role.FRONT_END)
     found = warned()
-    assert set(found) == {"acne", "out", "nothing", "p_out"}
+    assert set(found) == {"acne", "out", "nothing", "p_out", "p-acme"}
+    assert found["p-acme"].endswith("p-acme 1.0 has its settings under 'acme'")
     assert "no plugin of this name is installed or declares settings; did you mean 'acme'?" in found["acne"]
     assert "the plugin is left out (named in HARDPOINT_PLUGINS_DENY)" in found["out"]
     assert found["nothing"].endswith("declares settings")

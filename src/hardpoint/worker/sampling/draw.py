@@ -1,12 +1,17 @@
-"""Picking one token per row: the best, or a draw by inverse cumulative distribution.
+"""Picking one token per row: the best, a draw by inverse cumulative distribution, or, with a seed, by a race.
 
-What a row gives depends on that row's logits, parameters and uniform number only, never on its neighbours.
+What a row gives depends on that row's logits, parameters and random numbers only, never on its neighbours.
+A cumulative sum moves with every weight in it, so that where many small weights lie a draw changes with the
+last bits of the logits, which differ from batch to batch. In a race each token runs with a random number of
+its own and the first wins: only a near tie at the front could turn out another way.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from hardpoint.worker.sampling.randomness import exponentials
 
 # Columns summed together in the first level of the draw.
 _BLOCK = 256
@@ -45,6 +50,17 @@ def draw_tokens(weights: Tensor, uniforms: Tensor) -> Tensor:
     return block * _BLOCK + _draw_in_block(inside, rest)
 
 
+def race_tokens(weights: Tensor, streams: Tensor) -> Tensor:
+    """Draw a column of each row as `draw_tokens` does, by the numbers of its stream.
+
+    weights  [rows, columns] float32
+    streams  [rows] int64, from `seeded_streams`
+    ->       [rows] int64
+    """
+    tokens = torch.arange(weights.shape[-1], device=weights.device).unsqueeze(0)
+    return (weights / exponentials(streams, tokens)).argmax(-1)
+
+
 def _draw_in_block(weights: Tensor, uniforms: Tensor) -> Tensor:
     return _locate(weights.cumsum(-1, dtype=torch.float64), uniforms)[0]
 
@@ -59,11 +75,14 @@ def _locate(cumulated: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return index.squeeze(-1), ((target - lower) / (upper - lower)).squeeze(-1)
 
 
-def draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor) -> Tensor:
+def draw_filtered(
+    weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, numbers: Tensor, *, seeded: bool = False
+) -> Tensor:
     """Draw from each row after min_p, top_k and top_p, in this order.
 
     weights   [rows, vocab] float32 with maximum 1 in each row
     top_k     [rows] int64, vocab = off      top_p, min_p  [rows] float32, 1 and 0 = off
+    numbers   [rows] float64 in [0, 1), or the int64 streams of rows that are all seeded
     ->        [rows] int64
     """
     chosen = torch.empty(weights.shape[0], dtype=torch.int64, device=weights.device)
@@ -78,7 +97,7 @@ def draw_filtered(weights: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, 
         rows = pending[now]
         tokens, decided = _draw_candidates(
             weights if rows.numel() == weights.shape[0] else weights[rows],
-            size, top_k[rows], top_p[rows], min_p[rows], uniforms[rows],
+            size, top_k[rows], top_p[rows], min_p[rows], numbers[rows], seeded,
         )  # fmt: skip
         chosen[rows[decided]] = tokens[decided]
         left = torch.ones(pending.numel(), dtype=torch.bool, device=weights.device)
@@ -97,7 +116,7 @@ def _fits(top_k: Tensor, size: int, sizes: list[int], vocab: int) -> Tensor:
 
 
 def _draw_candidates(
-    weights: Tensor, size: int, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    weights: Tensor, size: int, top_k: Tensor, top_p: Tensor, min_p: Tensor, numbers: Tensor, seeded: bool
 ) -> tuple[Tensor, Tensor]:
     """Draw among the `size` best columns; also tell for which rows these were enough."""
     vocab = weights.shape[-1]
@@ -113,7 +132,7 @@ def _draw_candidates(
     before = cumulated - kept
     kept = kept * ((before < wanted.unsqueeze(-1)) | (columns == 0))
     decided = whole | ((cumulated[:, -1] >= wanted) & (top_p < 1))
-    drawn = _draw_in_block(kept, uniforms)
+    drawn = (kept / exponentials(numbers, tokens)).argmax(-1) if seeded else _draw_in_block(kept, numbers)
     return tokens.gather(-1, drawn.unsqueeze(-1)).squeeze(-1), decided
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,24 @@ if TYPE_CHECKING:
 RowRequest = tuple[int, RequestSampling]
 
 
+@dataclass(frozen=True)
+class Draw:
+    """Rows that draw in the same way.
+
+    rows      [n] int64 row numbers
+    places    [n] int64 places of the same within `SamplingMetadata.random_rows`
+    filtered  whether they have a top_k, top_p or min_p
+    seeded    the requests, if each has a seed of its own; else empty
+    keys      [n] uint64, their seeds' keys
+    """
+
+    rows: Tensor
+    places: Tensor
+    filtered: bool
+    seeded: list[RequestSampling]
+    keys: np.ndarray
+
+
 @dataclass
 class SamplingMetadata:
     """The requests that get a token in this step, in row order, sorted by what they need.
@@ -26,7 +45,7 @@ class SamplingMetadata:
     temperature                [rows] float32, 1 for greedy rows; None when all are greedy
     top_k, top_p, min_p        [rows] int64 / float32 / float32, off = vocab / 1 / 0; None when all are off
     greedy_rows, random_rows   [n] int64 row numbers
-    filtered_rows, plain_rows  [n] int64 places within `random_rows`, with and without a top_k, top_p or min_p
+    draws                      the random rows by the way they draw, each once
     max_num_logprobs           columns of log-probabilities besides the chosen token's; None = nobody asked
     output_token_ids           the rows' live output lists
     slots                      [rows] the requests' slots
@@ -42,12 +61,9 @@ class SamplingMetadata:
     min_p: Tensor | None
     greedy_rows: Tensor
     random_rows: Tensor
-    filtered_rows: Tensor
-    plain_rows: Tensor
+    draws: list[Draw]
     max_num_logprobs: int | None
     logprob_rows: list[int]
-    seed_keys: np.ndarray
-    seeded_rows: list[int]
     penalised: list[RowRequest] = field(default_factory=list)
     bias: LogitBias | None = None
     bad_words: list[RowRequest] = field(default_factory=list)
@@ -94,7 +110,6 @@ def build_metadata(
     rows = list(enumerate(requests))
     random = [row for row, request in rows if not request.greedy]
     asked = [(row, request.num_logprobs) for row, request in rows if request.num_logprobs is not None]
-    seeded = [row for row, request in rows if request.seed is not None]
     biased = [(row, request) for row, request in rows if request.bias_ids is not None]
     return SamplingMetadata(
         requests=list(requests),
@@ -102,11 +117,10 @@ def build_metadata(
         all_random=len(random) == len(rows),
         greedy_rows=_rows([row for row, request in rows if request.greedy], device),
         random_rows=_rows(random, device),
+        draws=_draws(requests, random, device),
         **_filters(requests, random, device),
         max_num_logprobs=max(number for _, number in asked) if asked else None,
         logprob_rows=[row for row, _ in asked],
-        seed_keys=np.array([requests[row].seed for row in seeded], np.uint64),
-        seeded_rows=seeded,
         penalised=[(row, request) for row, request in rows if request.penalised],
         bias=LogitBias(biased, device) if biased else None,
         bad_words=[(row, request) for row, request in rows if request.bad_words],
@@ -118,16 +132,29 @@ def build_metadata(
     )
 
 
+def _draws(requests: Sequence[RequestSampling], random: Sequence[int], device: torch.device) -> list[Draw]:
+    draws = []
+    for filtered, seeded in itertools.product((False, True), repeat=2):
+        places = [
+            place
+            for place, row in enumerate(random)
+            if requests[row].filtered == filtered and (requests[row].seed is not None) == seeded
+        ]
+        if places:
+            rows = [random[place] for place in places]
+            owners = [requests[row] for row in rows] if seeded else []
+            keys = np.array([request.seed for request in owners], np.uint64)
+            draws.append(Draw(_rows(rows, device), _rows(places, device), filtered, owners, keys))
+    return draws
+
+
 def _filters(requests: Sequence[RequestSampling], random: Sequence[int], device: torch.device) -> dict[str, Any]:
     """The fields about temperature, top_k, top_p and min_p; `random` are the rows that draw."""
-    filtered = [place for place, row in enumerate(random) if requests[row].filtered]
-    plain = [place for place, row in enumerate(random) if not requests[row].filtered]
     fields: dict[str, Any] = dict.fromkeys(("temperature", "top_k", "top_p", "min_p"))
-    fields.update(filtered_rows=_rows(filtered, device), plain_rows=_rows(plain, device))
     if random:
         degrees = [1.0 if request.greedy else request.params.temperature for request in requests]
         fields["temperature"] = torch.tensor(degrees, dtype=torch.float32).to(device)
-    if filtered:
+    if any(requests[row].filtered for row in random):
         fields["top_k"] = torch.tensor([request.top_k for request in requests], dtype=torch.int64).to(device)
         fields["top_p"] = torch.tensor([request.top_p for request in requests], dtype=torch.float32).to(device)
         fields["min_p"] = torch.tensor([request.min_p for request in requests], dtype=torch.float32).to(device)

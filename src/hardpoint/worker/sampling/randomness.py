@@ -1,12 +1,14 @@
-"""Random numbers for sampling: one uniform per drawn token.
+"""Random numbers of seeded requests: one per output position and token of the vocabulary.
 
-A seeded request's number for its output position i is a function of (seed, i) alone, so that it is the
-same alone, in any batch and after a preemption. Requests without a seed share the worker's generator.
+Each is a function of (seed, position, token) alone, so that a request draws the same alone, in any batch
+and after a preemption. Requests without a seed share the worker's generator.
 """
 
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -24,20 +26,42 @@ def seed_key(seed: int) -> int:
             return key
 
 
-def seeded_uniforms(keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Draw number `positions[i]` of stream `keys[i]`.
+def seeded_streams(keys: np.ndarray, positions: np.ndarray) -> Tensor:
+    """Where the numbers of each request's next token begin, for `exponentials`.
 
     keys       [rows] uint64, from `seed_key`
     positions  [rows] int64, output positions from 0
-    ->         [rows] float64 in [0, 1)
+    ->         [rows] int64
     """
-    # SplitMix64 used as what it is: a mixed counter.
-    with np.errstate(over="ignore"):
-        state = keys + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-        state = (state ^ (state >> np.uint64(30))) * np.uint64(_MIX_1)
-        state = (state ^ (state >> np.uint64(27))) * np.uint64(_MIX_2)
-        state ^= state >> np.uint64(31)
-    return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return _mixed(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(positions))
+
+
+def exponentials(streams: Tensor, tokens: Tensor) -> Tensor:
+    """The exponentially distributed number of each token in its row's stream.
+
+    streams  [rows] int64, from `seeded_streams`
+    tokens   [rows or 1, columns] int64
+    ->       [rows, columns] float64, greater than 0
+    """
+    words = _mixed(streams.unsqueeze(-1), tokens)
+    return ((words >> 11 & _low_bits(53)).double() + 0.5).mul_(2.0**-53).log_().neg_()
+
+
+def _mixed(state: Tensor, counter: Tensor) -> Tensor:
+    """SplitMix64 used as what it is, a mixed counter; int64 wraps around as uint64 does."""
+    state = state + (counter + 1) * _signed(_GOLDEN)
+    state = (state ^ (state >> 30 & _low_bits(34))) * _signed(_MIX_1)
+    state = (state ^ (state >> 27 & _low_bits(37))) * _signed(_MIX_2)
+    return state ^ (state >> 31 & _low_bits(33))
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _low_bits(count: int) -> int:
+    """What makes an arithmetic shift a logical one."""
+    return (1 << count) - 1
 
 
 def _mix_int(word: int) -> int:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from hardpoint.types.logprobs import LogprobsTensors
 from hardpoint.worker.sampling.constraints import apply_allowed_ids, apply_bad_words, apply_min_tokens
-from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered
+from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered, race_tokens
 from hardpoint.worker.sampling.logprobs import gather_logprobs, spread_rows
-from hardpoint.worker.sampling.metadata import SamplingMetadata
+from hardpoint.worker.sampling.metadata import Draw, SamplingMetadata
 from hardpoint.worker.sampling.penalties import apply_penalties
-from hardpoint.worker.sampling.randomness import seeded_uniforms
+from hardpoint.worker.sampling.randomness import seeded_streams
 
 _NAN = "the model produced NaN logits"
 _NOTHING_ALLOWED = "no token is left to choose: grammar, allowed ids, bad words or logits processors exclude all"
@@ -138,29 +138,28 @@ class Sampler(nn.Module):
             logits, temperature = logits[rows], temperature[rows]
         weights = logits - logits.amax(-1, keepdim=True)
         weights.mul_(temperature.reciprocal().unsqueeze(-1)).exp_()
-        uniforms = torch.from_numpy(self._uniforms(metadata)).to(logits.device)[rows]
-        if metadata.top_k is None or metadata.top_p is None or metadata.min_p is None:
-            return draw_tokens(weights, uniforms)
-        filtered, plain = metadata.filtered_rows, metadata.plain_rows
-        among = rows[filtered]
-        filters = metadata.top_k[among], metadata.top_p[among], metadata.min_p[among]
-        if not plain.numel():
-            return draw_filtered(weights, *filters, uniforms)
         drawn = torch.empty_like(rows)
-        drawn[plain] = draw_tokens(weights[plain], uniforms[plain])
-        drawn[filtered] = draw_filtered(weights[filtered], *filters, uniforms[filtered])
+        for draw in metadata.draws:
+            part = weights if len(metadata.draws) == 1 else weights[draw.places]
+            drawn[draw.places] = self._draw_alike(part, draw, metadata)
         return drawn
 
-    def _uniforms(self, metadata: SamplingMetadata) -> np.ndarray:
-        """One number in [0, 1) per row; greedy and seeded rows take nothing from the shared generator."""
-        uniforms = np.zeros(metadata.num_rows)
-        free = [i for i, request in enumerate(metadata.requests) if request.seed is None and not request.greedy]
-        if free:
-            uniforms[free] = self._generator.random(len(free))
-        if metadata.seeded_rows:
-            positions = np.array([len(metadata.requests[row].output_token_ids) for row in metadata.seeded_rows])
-            uniforms[metadata.seeded_rows] = seeded_uniforms(metadata.seed_keys, positions)
-        return uniforms
+    def _draw_alike(self, weights: Tensor, draw: Draw, metadata: SamplingMetadata) -> Tensor:
+        numbers = self._numbers(draw).to(weights.device)
+        if not draw.filtered:
+            return race_tokens(weights, numbers) if draw.seeded else draw_tokens(weights, numbers)
+        assert metadata.top_k is not None
+        assert metadata.top_p is not None
+        assert metadata.min_p is not None
+        filters = metadata.top_k[draw.rows], metadata.top_p[draw.rows], metadata.min_p[draw.rows]
+        return draw_filtered(weights, *filters, numbers, seeded=bool(draw.seeded))
+
+    def _numbers(self, draw: Draw) -> Tensor:
+        """One uniform number per row, or the rows' streams; these take nothing from the shared generator."""
+        if not draw.seeded:
+            return torch.from_numpy(self._generator.random(draw.rows.numel()))
+        positions = np.array([len(request.output_token_ids) for request in draw.seeded])
+        return seeded_streams(draw.keys, positions)
 
     def _asked(self, logits: Tensor, metadata: SamplingMetadata, temperature: Tensor | None = None) -> Tensor | None:
         """The final logits of the rows that want processed log-probabilities."""

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sampling_fakes import logits_of, reference_probabilities
 
-from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered
+from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered, race_tokens
+from hardpoint.worker.sampling.randomness import seeded_streams
 
 DRAWS = 4000
 
@@ -81,6 +82,45 @@ def test_a_row_does_not_depend_on_its_neighbours(seed, top_k, top_p, min_p, unif
     together = draw_filtered(rows, ks, ps, ms, us)
     alone = draw_filtered(rows[:1], ks[:1], ps[:1], ms[:1], us[:1])
     assert together[0] == alone[0]
+
+
+def streams_of(count: int) -> torch.Tensor:
+    return seeded_streams(np.full(count, 5, np.uint64), np.arange(count))
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.9, "min_p": 0.02}], ids=str
+)
+def test_races_have_the_reference_frequencies(filters):
+    vocab = 40
+    logits = logits_of(1, vocab)
+    weights, streams = weights_of(logits).expand(DRAWS, -1), streams_of(DRAWS)
+    expected = reference_probabilities(logits[0], **filters)
+    tokens = draw_filtered(
+        weights,
+        torch.full((DRAWS,), filters.get("top_k", vocab)),
+        torch.full((DRAWS,), filters.get("top_p", 1.0)),
+        torch.full((DRAWS,), filters.get("min_p", 0.0)),
+        streams,
+        seeded=True,
+    )
+    found = frequencies(tokens, vocab)
+    assert not found[expected == 0].any()
+    # Four standard deviations of a count, and a little for rare tokens.
+    assert (np.abs(found - expected) < 4 * np.sqrt(expected / DRAWS) + 2 / DRAWS).all()
+    if not filters:
+        assert torch.equal(tokens, race_tokens(weights, streams))
+
+
+@pytest.mark.parametrize("top_p", [1.0, 0.95])
+def test_the_last_bits_of_the_logits_do_not_change_a_seeded_draw(top_p):
+    rows, vocab = 200, 20_000
+    logits = logits_of(rows, vocab, scale=2.0)
+    # About what another batch size does to them.
+    moved = logits * (1 + 2e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)))
+    off = torch.full((rows,), vocab), torch.full((rows,), top_p), torch.zeros(rows)
+    drawn = [draw_filtered(weights_of(some), *off, streams_of(rows), seeded=True) for some in (logits, moved)]
+    assert torch.equal(*drawn)
 
 
 def test_draws_at_the_ends_of_the_unit_interval_are_possible_tokens():

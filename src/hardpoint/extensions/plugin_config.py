@@ -261,10 +261,11 @@ def transaction() -> Iterator[None]:
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Start with no declaration, and undo everything when the block ends, the variable too (tests)."""
+    """Undo every declaration made inside the block when it ends, and what was given there (tests)."""
     global _state  # noqa: PLW0603 - one state per process
     saved, text = _state, os.environ.get(VARIABLE)
-    _state = _State()
+    # Modules that are imported already will not declare again.
+    _state = _State(declared=dict(saved.declared))
     try:
         yield
     finally:

@@ -275,11 +275,15 @@ def _reason(error: BaseException) -> str:
 
 def _failure(entry: Entry, error: Exception, doing: str) -> HardpointError:
     """Tell of a class that cannot be had; returns the error with its owner and its fix."""
-    what, origin = _reason(error), entry.origin.label
+    what, origin = _reason(error), getattr(error, "origin", "")
+    # A plugin that fails in the inspector is to be blamed itself.
+    origin = entry.origin.label if origin in ("", "inspector") else origin
     fix = (error.fix if isinstance(error, HardpointError) else "") or f"mend {entry.target}"
     output = getattr(error, "child_output", "")
     ledger.record("fault", "models", entry.name, origin=entry.origin, detail=f"{entry.name}: {what}", fix=fix)
-    trace = None if output else error
+    # Of an error of ours, what it is about is the plugin's error behind it.
+    cause = error.__cause__ if isinstance(error, HardpointError) else error
+    trace = None if output else cause
     written = f"\n{output}" if output else ""
     logger.error("Error in %s model architecture %r [from %s]: %s%s", doing, entry.name, origin, what, written,
                  exc_info=trace)  # fmt: skip

@@ -17,6 +17,7 @@ from rpc_extension import Extension
 
 from hardpoint import AsyncEngineArgs, AsyncLLM, SamplingParams
 from hardpoint.errors import CodecError, EngineDeadError
+from hardpoint.testing import make_plugin
 from process_tools import wait_until
 from server_process import ServerProcess, free_port
 
@@ -53,9 +54,15 @@ def port():
 
 
 @pytest.fixture(scope="module")
-def engine(tiny_llama, port):
-    """Shared by the tests that leave it alive."""
-    with engine_at(port, tiny_llama, "--worker-extension-cls", EXTENSION, env=KEYED) as engine:
+def engine(tiny_llama, port, tmp_path_factory):
+    """Shared by the tests that leave it alive. It has a plugin that its servers do not have."""
+    points = {
+        "vllm.general_plugins": {"far_away": "far_away:register"},
+        "vllm.stat_logger_plugins": {"far_counter": "far_away:Logger"},
+    }
+    plugin = make_plugin(tmp_path_factory.mktemp("plugin"), "far-away", "def register(): pass", points)
+    paths = {"PYTHONPATH": os.pathsep.join([KEYED["PYTHONPATH"], plugin.environment()["PYTHONPATH"]])}
+    with engine_at(port, tiny_llama, "--worker-extension-cls", EXTENSION, env={**KEYED, **paths}) as engine:
         yield engine
 
 
@@ -75,8 +82,11 @@ def test_a_server_answers_with_an_engine_elsewhere_as_with_its_own(engine, tiny_
         assert list(server.stream(20))[-1]["choices"][0]["finish_reason"] == "length"
         # What the engine measures and who loaded what there is known here.
         assert "vllm:kv_cache_usage_perc" in server.http.get("/metrics").text
-        pids = {entry["pid"] for entry in server.http.get("/plugins").json()["ledger"]}
-        assert {server.process.pid, engine.process.pid, engine.engine_core} <= pids
+        entries = server.http.get("/plugins").json()["ledger"]
+        assert server.process.pid in {entry["pid"] for entry in entries}
+        loaded = {entry["pid"] for entry in entries if (entry["kind"], entry["name"]) == ("call", "far_away")}
+        assert loaded == {engine.process.pid, engine.engine_core}
+        assert "far_counter" in {entry["name"] for entry in entries if entry["kind"] == "skip"}
 
         def call(method):
             return server.http.post("/collective_rpc", json={"method": method})

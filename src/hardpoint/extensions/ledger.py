@@ -66,7 +66,7 @@ BUILT_IN = Origin(distribution="hardpoint")
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One event. `time` is seconds since the epoch; (pid, seq) is unique within one run of a server."""
+    """One event. `time` is seconds since the epoch; (pid, seq) is unique within one run of a server on one machine."""
 
     seq: int
     time: float
@@ -79,6 +79,11 @@ class LedgerEntry:
     duration_s: float | None = None
     detail: str = ""
     fix: str = ""
+
+    @property
+    def identity(self) -> tuple[int, int, float]:
+        """What tells it from all others, also from those of a process with the same pid on another machine."""
+        return (self.pid, self.seq, self.time)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for a message or JSON."""
@@ -98,7 +103,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, int, float]] = set()
         self._roots: dict[str, Origin] = {}
         self._listeners: list[Callable[[LedgerEntry], None]] = []
         self._lock = threading.RLock()
@@ -144,7 +149,7 @@ class Ledger:
             self.dropped += 1
             return
         self._entries.append(entry)
-        self._seen.add((entry.pid, entry.seq))
+        self._seen.add(entry.identity)
 
     def entries(self, *, kind: str = "", key: str = "", name: str = "", pid: int = 0) -> list[LedgerEntry]:
         """Entries in order, of all processes merged so far, narrowed by what is given."""
@@ -172,7 +177,7 @@ class Ledger:
         with self._lock:
             for data in exported:
                 entry = LedgerEntry.from_dict(data)
-                if (entry.pid, entry.seq) not in self._seen:
+                if entry.identity not in self._seen:
                     self._append(entry)
 
     def listen(self, listener: Callable[[LedgerEntry], None]) -> Callable[[], None]:

@@ -14,6 +14,9 @@ from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.config.flags import FRONT_END_FLAGS
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.boot import boot
+from hardpoint.extensions.discovery import Allowlist, catalogue
+from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.points import group_row
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.links.strays import end_strays, mark_run
@@ -48,6 +51,7 @@ def _serve(args: Namespace, signals: StopSignals) -> int:
     with contextlib.closing(Gate(endpoint)) as gate:
         mark_run()
         boot(Role.FRONT_END)
+        _tell_unused_plugins()
         engine_args = AsyncEngineArgs.from_cli_args(args)
         config = engine_args.create_engine_config("server", headless=True)
         gate.expect(facts_of(engine_args, config))
@@ -66,6 +70,17 @@ def _run(gate: Gate, process: EngineProcess, endpoint: Endpoint, signals: StopSi
     logger.info("ready: a front end can connect to %s", endpoint)
     gate.wait()
     return 1 if process.error is not None and signals.requested is None else 0
+
+
+def _tell_unused_plugins() -> None:
+    """Plugins that would load here if there were an HTTP server: someone may wait for them in vain."""
+    allowlist = Allowlist.read()
+    for row in (group_row("endpoints"), group_row("stat_loggers")):
+        for found in catalogue.group(row.group):
+            if not allowlist.refusal(row, found.name):
+                why = "an engine without an HTTP server does not use this group"
+                ledger.record("skip", row.key, found.name, origin=found.origin, detail=why)
+                logger.info("%s plugin %r (%s) is left out: %s", row.group, found.name, found.package, why)
 
 
 def _refuse(args: Namespace) -> None:

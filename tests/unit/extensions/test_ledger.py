@@ -78,6 +78,8 @@ def test_entries_survive_json_and_merge_once():
     ledger.merge(foreign)
     assert [e.role for e in ledger.entries(kind="load")] == [entry.role, "worker"]
     assert len(ledger.export()) == 1, "only this process's own entries are exported"
+    ledger.merge([{**sent[0], "time": entry.time + 1, "role": "the same pid on another machine"}])
+    assert len(ledger.entries(kind="load")) == 3
 
 
 def test_entries_are_narrowed_by_kind_key_and_name():

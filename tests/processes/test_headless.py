@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from rpc_extension import Extension
 
-from hardpoint import AsyncEngineArgs, AsyncLLM, SamplingParams
-from hardpoint.errors import CodecError, EngineDeadError
+from hardpoint import LLM, AsyncEngineArgs, AsyncLLM, SamplingParams
+from hardpoint.errors import CodecError, ConfigError, EngineDeadError
 from hardpoint.testing import make_plugin
 from process_tools import wait_until
 from server_process import ServerProcess, free_port
@@ -181,6 +181,13 @@ def test_combinations_that_mean_nothing_are_refused(tiny_llama):
         assert process.returncode in (1, 2)
         assert words[-2] in said, said
         assert "Traceback" not in said
+
+
+def test_engines_for_scripts_are_not_elsewhere(tiny_llama):
+    with pytest.raises(ConfigError, match="an engine that is elsewhere serves"):
+        LLM(str(tiny_llama), data_parallel_size_local=0)
+    with pytest.raises(ConfigError, match="--data-parallel-address has no meaning"):
+        LLM(str(tiny_llama), data_parallel_address="localhost")
 
 
 def test_an_engine_that_is_killed_ends_its_server(tiny_llama):

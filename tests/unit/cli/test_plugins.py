@@ -267,7 +267,7 @@ def test_doctor_explains_a_wrong_setting_and_one_for_nobody(run, installed):
     assert "did you mean 'acme'?" in finding(out, "'acne'")
 
 
-PATCH = """
+PATCHES_SCHEDULER = """
 def register():
     from vllm.v1.core.sched.scheduler import Scheduler
     before = Scheduler.schedule
@@ -276,10 +276,10 @@ def register():
 
 
 def test_doctor_tells_of_two_plugins_that_patch_one_place(run, installed):
-    installed("p-one", PATCH, {"vllm.general_plugins": {"one": "p_one:register"}})
+    installed("p-one", PATCHES_SCHEDULER, {"vllm.general_plugins": {"one": "p_one:register"}})
     status, _, _ = run("doctor")
     assert status == 0, "one patch is no fault"
-    installed("p-two", PATCH, {"vllm.general_plugins": {"two": "p_two:register"}})
+    installed("p-two", PATCHES_SCHEDULER, {"vllm.general_plugins": {"two": "p_two:register"}})
     status, out, _ = run("doctor")
     assert status == 1
     line = finding(out, "is patched by two plugins")

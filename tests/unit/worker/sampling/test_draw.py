@@ -114,10 +114,10 @@ def test_races_have_the_reference_frequencies(filters):
 
 @pytest.mark.parametrize("top_p", [1.0, 0.95])
 def test_the_last_bits_of_the_logits_do_not_change_a_seeded_draw(top_p):
-    rows, vocab = 200, 20_000
+    rows, vocab = 300, 20_000
     logits = logits_of(rows, vocab, scale=2.0)
-    # About what another batch size does to them.
-    moved = logits * (1 + 2e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)))
+    # All at once by a little, as with another batch size; about 1 in 100 draws by cumulative sums would turn.
+    moved = logits * (1 + 3e-5)
     off = torch.full((rows,), vocab), torch.full((rows,), top_p), torch.zeros(rows)
     drawn = [draw_filtered(weights_of(some), *off, streams_of(rows), seeded=True) for some in (logits, moved)]
     assert torch.equal(*drawn)

@@ -20,6 +20,8 @@ from hardpoint.worker.kernels.packed import PackedLinear, PackedMatrix
 from hardpoint.worker.loaders.stored import StoredTensor
 from hardpoint.worker.quantization.ggml import dequantize
 
+# What the `gguf` package can write.
+_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16", "F32")
 # Time a measurement should take, so that the clock's steps do not matter.
 _SECONDS = 0.02
 
@@ -49,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1536)
     parser.add_argument("--columns", type=int, default=576)
-    parser.add_argument("--types", nargs="+", default=["Q4_0", "Q4_1", "Q8_0", "F16"])
+    parser.add_argument("--types", nargs="+", choices=_TYPES, default=["Q4_0", "Q4_1", "Q8_0", "F16"])
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 128])
     parser.add_argument("--isas", nargs="+", default=None)
     parser.add_argument("--threads", type=int, default=1)

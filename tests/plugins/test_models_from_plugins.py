@@ -285,9 +285,10 @@ def test_doctor_imports_the_classes_and_builds_the_model_it_is_given(tmp_path, t
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    findings = {one["what"]: one for one in json.loads(done.stdout)["findings"] if "takes" not in one["what"]}
+    findings = json.loads(done.stdout)["findings"]
     by = "[from p-model 1.0, vllm.general_plugins: toy]"
-    assert {(what, one["severity"], tuple(one["roles"])) for what, one in findings.items()} == {
+    # How long imports take is told as well.
+    assert {(one["what"], one["severity"], tuple(one["roles"])) for one in findings} >= {
         (f"Gone: 'p_gone:Model': there is no module 'p_gone' {by}", "error", ("inspector",)),
         (f"model class Half (p_model.impl:Half): it lacks embed_input_ids(input_ids) {by}", "warning", ("inspector",)),
         (
@@ -303,4 +304,5 @@ def test_doctor_imports_the_classes_and_builds_the_model_it_is_given(tmp_path, t
             ("worker",),
         ),
     }
-    assert all(one["fix"] for one in findings.values())
+    assert [one["severity"] for one in findings].count("error") == 1
+    assert all(one["fix"] for one in findings)

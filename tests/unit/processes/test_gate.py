@@ -14,7 +14,6 @@ import zmq
 from hardpoint.errors import EngineDeadError, StartError
 from hardpoint.front_end import remote_link
 from hardpoint.front_end.remote_link import RemoteLink
-from hardpoint.links import tcp
 from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import SocketFolder, bind_router, connect_dealer
 from hardpoint.links.tcp import endpoint_of, keys_for
@@ -354,7 +353,7 @@ def test_worker_methods_can_be_called_by_name_with_a_secret_and_functions_cannot
 
 
 def test_what_is_too_long_for_the_link_ends_one_request_and_no_more(monkeypatch, gate, core, make):
-    for module in (tcp, session_module, remote_link):
+    for module in (session_module, remote_link):
         monkeypatch.setattr(module, "MAX_LINK_BYTES", 10_000)
     front_end = make().wait()
     front_end.send(ADD, request("long", cache_salt="x" * 20_000))

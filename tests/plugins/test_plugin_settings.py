@@ -83,4 +83,4 @@ def test_a_server_gives_them_too_also_to_workers_of_their_own(plugin):
         assert log.count(f"<{part}: {EXPECTED}>") == 1
     (entry,) = warned
     assert entry["name"] == "acme_processor"
-    assert "neither declares nor reads settings" in entry["detail"]
+    assert "acme 1.0 has its settings under 'acme'" in entry["detail"]

@@ -14,6 +14,7 @@ import pytest
 from rpc_extension import Extension
 
 from hardpoint import AsyncEngineArgs, AsyncLLM, SamplingParams
+from hardpoint.contracts.stat_logger import StatLoggerBase
 from hardpoint.contracts.worker_calls import RemoteCallError
 from hardpoint.errors import AdmissionError, CodecError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.types.sampling_params import RequestOutputKind
@@ -391,3 +392,40 @@ def test_an_engine_that_is_dropped_ends_its_engine_core(tiny_llama):
         return False
 
     assert asyncio.run(go())
+
+
+class Counting(StatLoggerBase):
+    """Counts tokens, and how often it was asked to log."""
+
+    tokens = logs = 0
+
+    def __init__(self, vllm_config, engine_index=0):
+        pass
+
+    def record(self, scheduler_stats, iteration_stats, mm_cache_stats=None, engine_idx=0):
+        if iteration_stats is not None:
+            Counting.tokens += iteration_stats.num_generation_tokens
+
+    def log(self):
+        Counting.logs += 1
+
+    def log_engine_initialized(self):
+        pass
+
+
+def test_a_script_that_serves_nothing_has_its_stat_loggers_log_too(tiny_llama, monkeypatch):
+    monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.1")
+
+    async def go():
+        args = AsyncEngineArgs(model=str(tiny_llama), kv_cache_memory_bytes=64 << 20)
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[Counting])
+        output = await last(engine, "r", greedy())
+        for _ in range(200):
+            if Counting.logs >= 2:
+                break
+            await asyncio.sleep(0.05)
+        engine.shutdown()
+        return len(output.outputs[0].token_ids)
+
+    assert asyncio.run(go()) == Counting.tokens
+    assert Counting.logs >= 2

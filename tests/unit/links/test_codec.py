@@ -91,7 +91,8 @@ def test_a_strided_array_and_a_numpy_scalar():
 
 
 def test_tensors_keep_type_and_values():
-    torch = pytest.importorskip("torch")
+    import torch
+
     for tensor in (torch.arange(6).reshape(2, 3).t(), torch.ones(2, dtype=torch.bfloat16), torch.empty(0, 3)):
         result = round_trip([tensor])[0]
         assert result.dtype == tensor.dtype

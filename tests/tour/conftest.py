@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +45,9 @@ class Environment:
         return done
 
     def install(self, project: Path, *flags: str) -> None:
-        """`pip install` a folder without asking an index for anything."""
-        self.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *flags, str(project))
+        """`pip install` a copy of a folder, which a build would write into, without asking an index for anything."""
+        copy = Path(shutil.copytree(project, Path(tempfile.mkdtemp(dir=self.folder)) / project.name))
+        self.run("python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", *flags, str(copy))
 
 
 @pytest.fixture(scope="session")

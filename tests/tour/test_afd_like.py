@@ -23,7 +23,9 @@ EVERYWHERE = ["front_end", "engine_core", "worker"]
 @pytest.fixture(scope="module")
 def environment(make_environment):
     made = make_environment()
+    before = sorted(EXAMPLE.rglob("*"))
     made.install(EXAMPLE)
+    assert sorted(EXAMPLE.rglob("*")) == before, "the installation wrote into the example"
     return made
 
 

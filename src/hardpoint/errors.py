@@ -40,6 +40,11 @@ class HardpointError(Exception):
         return _rebuild, (type(self), self.what, self.code, self.origin, self.fix)
 
 
+def reason_of(error: Exception) -> str:
+    """What went wrong, without origin and fix: for an error that passes another on and adds its own."""
+    return error.what if isinstance(error, HardpointError) else str(error)
+
+
 def _rebuild(kind: type[HardpointError], what: str, code: str, origin: str, fix: str) -> HardpointError:
     return kind(what, code=code, origin=origin, fix=fix)
 

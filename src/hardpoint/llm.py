@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tqdm.auto import tqdm
 
 from hardpoint.config.engine_args import EngineArgs
+from hardpoint.errors import VLLMValidationError
 from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.llm_engine import LLMEngine
@@ -395,6 +396,10 @@ def _as_list(prompts: Prompts) -> list[Any]:
     """The prompts as a list; one text, one dict or one list of token ids is a single prompt."""
     if isinstance(prompts, (str, bytes, dict)):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise VLLMValidationError(
+            f"prompts must be a text, token ids, a prompt dict or a list of these, not {type(prompts).__name__}"
+        )
     listed = list(prompts)
     return [listed] if listed and all(isinstance(item, int) for item in listed) else listed
 

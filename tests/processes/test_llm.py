@@ -244,6 +244,12 @@ assert [o.request_id for o in outputs] == ["0", "1", "2", "3"]
 assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
 assert texts(llm.generate([8, 9], greedy)) == texts(outputs[3:])
 assert llm.generate([], greedy) == []
+try:
+    llm.generate(5, greedy)
+except ValueError as error:
+    assert "not int" in str(error), error
+else:
+    raise AssertionError("a number is no prompt")
 
 ids = llm.enqueue(["x", "y"], greedy)
 more = llm.enqueue_chat([{"role": "user", "content": "Hi"}], greedy)

@@ -61,6 +61,8 @@ def locate(name: str, hub: Hub) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
+    if path.is_symlink():
+        raise _nowhere(name, f"it is a link to {path.readlink()}, which does not exist")
     entry = catalogue.find(name)
     if entry is not None:
         return catalogue.pull(entry, logger.info)

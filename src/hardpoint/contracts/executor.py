@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.contracts.kv_cache import KVCacheConfig, KVCacheSpec
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, reason_of
 from hardpoint.extensions.refs import load_ref, resolve_obj_by_qualname
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.schedule import DraftTokenIds, GrammarOutput, ModelRunnerOutput, SchedulerOutput
@@ -227,7 +227,7 @@ def _load_backend(name: str) -> Any:
         return resolve_obj_by_qualname(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"distributed_executor_backend={name!r} cannot be loaded: {error}",
+            f"distributed_executor_backend={name!r} cannot be loaded: {reason_of(error)}",
             code="executor-backend",
             fix="use uni, mp or the dotted path of an Executor class",
         ) from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from hardpoint.config.current import set_current_vllm_config
 from hardpoint.contracts.kv_cache import KVCacheConfig, KVCacheSpec
 from hardpoint.contracts.worker_calls import call_worker
-from hardpoint.errors import ConfigError, StartError
+from hardpoint.errors import ConfigError, StartError, reason_of
 from hardpoint.extensions.boot import boot
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref, resolve_obj_by_qualname
@@ -336,7 +336,7 @@ def _resolve(name: Any, field: str, flag: str) -> type[Any]:
         found = resolve_obj_by_qualname(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{field}={name!r} cannot be loaded: {error}", code="worker-class", origin=origin, fix=fix
+            f"{field}={name!r} cannot be loaded: {reason_of(error)}", code="worker-class", origin=origin, fix=fix
         ) from error
     if not isinstance(found, type):
         raise ConfigError(f"{field}={name!r} is not a class", code="worker-class", origin=origin, fix=fix)

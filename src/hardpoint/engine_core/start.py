@@ -14,7 +14,7 @@ from hardpoint.engine_core.kv_cache.planning import (
     fit_max_model_len,
     load_builder,
 )
-from hardpoint.errors import ConfigError, PluginError
+from hardpoint.errors import ConfigError, PluginError, reason_of
 from hardpoint.extensions.refs import load_ref, ref_of
 from hardpoint.log import init_logger
 
@@ -105,7 +105,7 @@ def _scheduler_class(vllm_config: VllmConfig) -> type[SchedulerInterface]:
         found = vllm_config.scheduler_config.get_scheduler_cls()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"scheduler_cls={chosen!r} cannot be loaded: {error}",
+            f"scheduler_cls={chosen!r} cannot be loaded: {reason_of(error)}",
             code="scheduler-class",
             origin="scheduler_config.scheduler_cls",
             fix="give the dotted path of a class, such as my_package.scheduling.MyScheduler (--scheduler-cls)",

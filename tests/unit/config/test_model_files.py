@@ -53,6 +53,15 @@ def test_an_existing_path_wins(tmp_path, hub, monkeypatch):
     assert hub.calls == []
 
 
+def test_a_link_to_nothing_is_no_repository(tmp_path, hub, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "m.gguf").symlink_to(tmp_path / "gone.gguf")
+    with pytest.raises(ModelFileError, match=r"link to .*gone\.gguf"):
+        locate("models/m.gguf", Hub())
+    assert hub.calls == []
+
+
 def test_a_catalogue_name_is_pulled(tmp_path, hub, monkeypatch):
     monkeypatch.setattr(catalogue, "pull", lambda model, report: tmp_path / model.name)
     assert locate("SmolLM2-135M-Instruct", Hub()) == tmp_path / "smollm2-135m-instruct"

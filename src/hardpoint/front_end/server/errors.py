@@ -131,7 +131,9 @@ def _validation(error: Exception) -> Failure:
         cause = (problem.get("ctx") or {}).get("error")
         where = getattr(cause, "parameter", None) or _dotted(problem.get("loc", ()))
         param = param or where
-        lines.append(f"{where}: {problem.get('msg', 'invalid')}" if where else str(problem.get("msg", "invalid")))
+        # A validator's own words are enough: pydantic puts "Value error, " before them.
+        reason = str(cause) if isinstance(cause, ValueError) else str(problem.get("msg", "invalid"))
+        lines.append(f"{where}: {reason}" if where else reason)
     if len(problems) > MAX_LISTED_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_LISTED_PROBLEMS} more")
     if problems and problems[0].get("type") == "json_invalid":

@@ -79,6 +79,16 @@ def test_validation_lists_ten_problems_and_the_first_field():
     assert "20 more" in failure.message
 
 
+def test_a_validators_own_words_are_the_message():
+    failed = {
+        "type": "value_error",
+        "loc": ("body", "n"),
+        "msg": "Value error, too many",
+        "ctx": {"error": ValueError("too many")},
+    }
+    assert failure_of(RequestValidationError([failed])).message == "n: too many"
+
+
 @pytest.mark.parametrize(
     ("content", "kind"),
     [

@@ -1,12 +1,11 @@
 #include <algorithm>
-#include <atomic>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "formats.h"
 #include "hardpoint.h"
+#include "linear.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -14,15 +13,7 @@ namespace hardpoint {
 
 namespace {
 
-constexpr int32_t ABI = 1;
-
-// Multiplications a piece of work should have at least, and a job for which sleeping threads are woken.
-constexpr int64_t PIECE_PRODUCTS = 1 << 17;
-constexpr int64_t WAKE_PRODUCTS = 1 << 20;
-// Pieces a thread should get, so that one that is held up leaves the rest to the others.
-constexpr int64_t PIECES_PER_THREAD = 8;
-// Tokens computed with before the next rows are read: their activations stay in a core's cache.
-constexpr int64_t PANEL_TOKENS = 64;
+constexpr int32_t ABI = 2;
 
 std::vector<const Kernels*> usable() {
     std::vector<const Kernels*> found;
@@ -40,12 +31,11 @@ std::vector<const Kernels*> usable() {
 }
 
 struct State {
-    // One caller at a time: the pool and the workspace are shared.
-    std::mutex busy;
     std::vector<const Kernels*> isas = usable();
     const Kernels* kernels = isas.front();
     std::string isa_names;
-    std::vector<Activations> workspace;
+    // Of the caller that holds Pool::busy.
+    Lane rounded{0};
     State() {
         for (const Kernels* isa : isas) isa_names += (isa_names.empty() ? "" : ",") + std::string(isa->name);
     }
@@ -57,82 +47,11 @@ State& state() {
     return *made;
 }
 
-template <class Body>
-void in_parallel(int64_t pieces, bool wake, Body& body) {
-    Pool::get().run([](void* context, int64_t piece) { (*static_cast<Body*>(context))(piece); }, &body, pieces, wake);
-}
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How a job is cut: runs of groups by panels of tokens.
-struct Cut {
-    int64_t groups_each, runs, panels;
-    int64_t pieces() const { return runs * panels; }
-};
-
-Cut cut(int64_t groups, int64_t columns, int64_t tokens, int64_t threads) {
-    const int64_t panels = ceil_div(tokens, PANEL_TOKENS);
-    const int64_t products = std::max<int64_t>(1, GROUP * columns * std::min(tokens, PANEL_TOKENS));
-    const int64_t enough = std::max<int64_t>(1, PIECE_PRODUCTS / products);
-    const int64_t fair = std::max<int64_t>(1, groups * panels / (threads * PIECES_PER_THREAD));
-    const int64_t each = std::min(groups, std::max(enough, fair));
-    return {each, ceil_div(groups, each), panels};
-}
-
-struct Job {
-    const HpLinear& layer;
-    const Kernels& kernels;
-    const float* x;
-    int64_t x_stride, tokens;
-    const Activations* rounded;
-    float* out;
-    int64_t out_stride;
-    const float* bias;
-    std::vector<Cut> cuts;
-
-    void operator()(int64_t piece) const {
-        int64_t first_row = 0;
-        for (int64_t i = 0; i < layer.count; ++i) {
-            if (piece < cuts[i].pieces()) return compute(layer.matrices[i], cuts[i], piece, first_row);
-            piece -= cuts[i].pieces();
-            first_row += layer.matrices[i].rows;
-        }
-    }
-
-    void compute(const HpMatrix& matrix, const Cut& by, int64_t piece, int64_t first_row) const {
-        const int64_t token = piece / by.runs * PANEL_TOKENS, count = std::min(PANEL_TOKENS, tokens - token);
-        const int64_t groups = ceil_div(matrix.rows, GROUP), first = piece % by.runs * by.groups_each;
-        const int64_t size = packed_group_bytes(matrix.type, layer.columns), blocks = layer.columns / BLOCK;
-        for (int64_t g = first; g < std::min(groups, first + by.groups_each); ++g) {
-            const int rows = static_cast<int>(std::min<int64_t>(GROUP, matrix.rows - g * GROUP));
-            const int64_t row = first_row + g * GROUP;
-            float* to = out + token * out_stride + row;
-            const float* added = bias ? bias + row : nullptr;
-            const uint8_t* group = matrix.packed + g * size;
-            if (float_bytes(matrix.type))
-                kernels.floating(matrix.type, group, layer.columns, x + token * x_stride, x_stride, count, to,
-                                 out_stride, rows, added);
-            else
-                kernels.quantized(matrix.type, group, blocks, rounded + token * blocks, count, to, out_stride, rows,
-                                  added);
-        }
-    }
-};
-
-const Activations* round_all(State& with, const float* x, int64_t x_stride, int64_t tokens, int64_t columns) {
-    const int64_t blocks = columns / BLOCK;
-    if (static_cast<int64_t>(with.workspace.size()) < tokens * blocks) with.workspace.resize(tokens * blocks);
-    Activations* rounded = with.workspace.data();
-    const int64_t each = std::max<int64_t>(1, (1 << 14) / columns);
-    auto round = [&](int64_t piece) {
-        for (int64_t t = piece * each; t < std::min(tokens, (piece + 1) * each); ++t)
-            with.kernels->quantize(x + t * x_stride, blocks, rounded + t * blocks);
-    };
-    in_parallel(ceil_div(tokens, each), false, round);
-    return rounded;
-}
-
 }  // namespace
+
+const Kernels& kernels() { return *state().kernels; }
 
 }  // namespace hardpoint
 
@@ -146,7 +65,7 @@ const char* hp_isa() { return state().kernels->name; }
 
 int32_t hp_use_isa(const char* name) {
     State& with = state();
-    const std::lock_guard lock(with.busy);
+    const std::lock_guard lock(Pool::get().busy);
     for (const Kernels* isa : with.isas) {
         if (std::string_view(isa->name) == name) {
             with.kernels = isa;
@@ -156,9 +75,9 @@ int32_t hp_use_isa(const char* name) {
     return -1;
 }
 
-void hp_set_threads(int32_t threads) {
-    const std::lock_guard lock(state().busy);
-    Pool::get().resize(threads);
+void hp_set_threads(int32_t threads, const int32_t* cores) {
+    const std::lock_guard lock(Pool::get().busy);
+    Pool::get().resize(threads, cores);
 }
 
 int32_t hp_threads() { return Pool::get().threads(); }
@@ -172,15 +91,16 @@ int32_t hp_pack(int32_t type, const uint8_t* source, int64_t row_bytes, const in
                 int64_t columns, uint8_t* packed) {
     const int64_t size = packed_group_bytes(type, columns);
     if (size < 0) return -1;
-    const std::lock_guard lock(state().busy);
-    auto pack = [&](int64_t group) {
+    const auto pack = [&](int64_t group, Lane&) {
         const uint8_t* from[GROUP];
         const int64_t first = group * GROUP;
         const int count = static_cast<int>(std::min<int64_t>(GROUP, rows - first));
         for (int i = 0; i < count; ++i) from[i] = source + (order ? order[first + i] : first + i) * row_bytes;
         pack_group(type, from, count, columns, packed + group * size);
     };
-    in_parallel(ceil_div(rows, GROUP), true, pack);
+    const Phase phase = phase_of(pack, ceil_div(rows, GROUP));
+    const std::lock_guard lock(Pool::get().busy);
+    Pool::get().run(&phase, 1, true);
     return 0;
 }
 
@@ -194,18 +114,19 @@ int32_t hp_lookup(const HpMatrix* matrix, int64_t columns, const int64_t* ids, i
 void hp_linear(const HpLinear* layer, const float* x, int64_t x_stride, int64_t tokens, float* out, int64_t out_stride,
                const float* bias) {
     if (tokens <= 0) return;
-    State& with = state();
-    const std::lock_guard lock(with.busy);
-    Job job{*layer, *with.kernels, x, x_stride, tokens, nullptr, out, out_stride, bias, {}};
-    int64_t pieces = 0, rows = 0;
-    bool rounds = false;
-    for (int64_t i = 0; i < layer->count; ++i) {
-        const HpMatrix& matrix = layer->matrices[i];
-        rounds = rounds || !float_bytes(matrix.type);
-        job.cuts.push_back(cut(ceil_div(matrix.rows, GROUP), layer->columns, tokens, Pool::get().threads()));
-        pieces += job.cuts.back().pieces();
-        rows += matrix.rows;
+    const std::lock_guard lock(Pool::get().busy);
+    LinearJob job{layer, x, x_stride, nullptr, tokens, out, out_stride, bias, false};
+    const int64_t columns = layer->columns, each = std::max<int64_t>(1, (1 << 14) / columns);
+    uint8_t* rounded = nullptr;
+    const auto round = [&](int64_t piece, Lane&) {
+        const int64_t first = piece * each;
+        round_tokens(x + first * x_stride, x_stride, columns, first, std::min(each, tokens - first), rounded);
+    };
+    Phase phases[2] = {phase_of(round, 0), linear_phase(job)};
+    if (linear_rounds(*layer)) {
+        rounded = static_cast<uint8_t*>(state().rounded.scratch(rounded_bytes(columns, tokens)));
+        job.rounded = rounded;
+        phases[0].pieces = ceil_div(tokens, each);
     }
-    if (rounds) job.rounded = round_all(with, x, x_stride, tokens, layer->columns);
-    in_parallel(pieces, rows * layer->columns * tokens >= WAKE_PRODUCTS, job);
+    Pool::get().run(phases, 2, linear_products(job) >= LINEAR_WAKE);
 }

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
-COMMON = ("api.cpp", "pack.cpp", "pool.cpp", "kernels_generic.cpp")
+COMMON = ("api.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "kernels_generic.cpp")
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
 AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
 X86 = {

@@ -86,18 +86,30 @@ struct Activations {
 };
 static_assert(sizeof(Activations) == 128);
 
+// Where results of one group for some tokens go: token t's `rows` numbers (at most 16) at to + t * stride. They
+// are added to what stands there with `add`, and `bias`, if there is one, is added to them.
+struct Output {
+    float* to;
+    int64_t stride;
+    int rows;
+    const float* bias;
+    bool add;
+};
+
 // What an instruction set implements.
 struct Kernels {
     const char* name;
-    int token_tile;
     // Round one token's columns.
     void (*quantize)(const float* x, int64_t blocks, Activations* out);
-    // out[t, 0:rows] for `tokens` tokens and one group; rows <= 16.
+    // One group for `tokens` tokens.
     void (*quantized)(int32_t type, const uint8_t* group, int64_t blocks, const Activations* x, int64_t tokens,
-                      float* out, int64_t out_stride, int rows, const float* bias);
+                      const Output& out);
     void (*floating)(int32_t type, const uint8_t* group, int64_t columns, const float* x, int64_t x_stride,
-                     int64_t tokens, float* out, int64_t out_stride, int rows, const float* bias);
+                     int64_t tokens, const Output& out);
 };
+
+// The instruction set in use.
+const Kernels& kernels();
 
 extern const Kernels generic_kernels;
 #if defined(__x86_64__)

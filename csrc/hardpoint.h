@@ -61,8 +61,9 @@ HP_API const char* hp_isa();
 // Choose one by name; -1 when this processor lacks it.
 HP_API int32_t hp_use_isa(const char* name);
 
-// Threads that compute, the caller among them.
-HP_API void hp_set_threads(int32_t threads);
+// Threads that compute, the caller among them. With `cores` (null for none) thread i is bound to cores[i], the
+// caller being the first.
+HP_API void hp_set_threads(int32_t threads, const int32_t* cores);
 HP_API int32_t hp_threads();
 
 // Bytes a matrix takes when packed; -1 for a type that is not known or columns that are not whole blocks.

@@ -101,16 +101,19 @@ HP_INLINE void add_block(const uint8_t* group, int64_t b, const Activations* x, 
              std::make_integer_sequence<int, F::runs>{});
 }
 
-HP_INLINE void store_with_bias(float* out, const Floats& sum, int rows, const float* bias) {
-    if (!bias) return store(out, sum, rows);
-    float added[GROUP] = {};
-    for (int i = 0; i < rows; ++i) added[i] = bias[i];
-    store(out, plus_product(load_floats(added), sum, broadcast(1.0f)), rows);
+HP_INLINE void put(const Output& out, int64_t token, const Floats& sum) {
+    float* to = out.to + token * out.stride;
+    if (!out.bias && !out.add) return store(to, sum, out.rows);
+    float all[GROUP];
+    store(all, sum, GROUP);
+    for (int i = 0; i < out.rows; ++i) {
+        const float result = out.bias ? all[i] + out.bias[i] : all[i];
+        to[i] = out.add ? to[i] + result : result;
+    }
 }
 
 template <class F, int T>
-void quantized_tile(const uint8_t* group, int64_t blocks, const Activations* x, float* out, int64_t out_stride,
-                    int rows, const float* bias) {
+void quantized_tile(const uint8_t* group, int64_t blocks, const Activations* x, int64_t token, const Output& out) {
     Floats sums[T];
     for (int t = 0; t < T; ++t) sums[t] = zero_floats();
     for (int64_t b = 0; b < blocks; ++b) {
@@ -119,7 +122,7 @@ void quantized_tile(const uint8_t* group, int64_t blocks, const Activations* x, 
         if (refined) add_block<F, T, true>(group, b, x + b, blocks, sums);
         else add_block<F, T, false>(group, b, x + b, blocks, sums);
     }
-    for (int t = 0; t < T; ++t) store_with_bias(out + t * out_stride, sums[t], rows, bias);
+    for (int t = 0; t < T; ++t) put(out, token + t, sums[t]);
 }
 
 // Whole tiles of tokens, then smaller and smaller ones.
@@ -129,12 +132,11 @@ void in_tiles(int64_t tokens, int64_t from, Tile tile) {
     if constexpr (T > 1) in_tiles<T / 2>(tokens, from, tile);
 }
 
-void quantized(int32_t type, const uint8_t* group, int64_t blocks, const Activations* x, int64_t tokens, float* out,
-               int64_t out_stride, int rows, const float* bias) {
+void quantized(int32_t type, const uint8_t* group, int64_t blocks, const Activations* x, int64_t tokens,
+               const Output& out) {
     with_format(type, [&](auto format) {
         in_tiles<TOKEN_TILE>(tokens, 0, [&](auto tile, int64_t t) {
-            quantized_tile<decltype(format), decltype(tile)::value>(group, blocks, x + t * blocks, out + t * out_stride,
-                                                                    out_stride, rows, bias);
+            quantized_tile<decltype(format), decltype(tile)::value>(group, blocks, x + t * blocks, t, out);
         });
     });
 }
@@ -147,8 +149,8 @@ HP_INLINE Floats numbers_at(const uint8_t* p) {
 }
 
 template <int32_t TYPE, int T>
-void floating_tile(const uint8_t* group, int64_t columns, const float* x, int64_t x_stride, float* out,
-                   int64_t out_stride, int rows, const float* bias) {
+void floating_tile(const uint8_t* group, int64_t columns, const float* x, int64_t x_stride, int64_t token,
+                   const Output& out) {
     Floats sums[T];
     for (int t = 0; t < T; ++t) sums[t] = zero_floats();
     constexpr int step = GROUP * (TYPE == F32 ? 4 : 2);
@@ -156,15 +158,15 @@ void floating_tile(const uint8_t* group, int64_t columns, const float* x, int64_
         const Floats weights = numbers_at<TYPE>(group + k * step);
         for (int t = 0; t < T; ++t) sums[t] = plus_product(sums[t], weights, broadcast(x[t * x_stride + k]));
     }
-    for (int t = 0; t < T; ++t) store_with_bias(out + t * out_stride, sums[t], rows, bias);
+    for (int t = 0; t < T; ++t) put(out, token + t, sums[t]);
 }
 
 void floating(int32_t type, const uint8_t* group, int64_t columns, const float* x, int64_t x_stride, int64_t tokens,
-              float* out, int64_t out_stride, int rows, const float* bias) {
+              const Output& out) {
     in_tiles<TOKEN_TILE>(tokens, 0, [&](auto tile, int64_t t) {
         const auto run = [&](auto kind) {
-            floating_tile<decltype(kind)::value, decltype(tile)::value>(
-                group, columns, x + t * x_stride, x_stride, out + t * out_stride, out_stride, rows, bias);
+            floating_tile<decltype(kind)::value, decltype(tile)::value>(group, columns, x + t * x_stride,
+                                                                                     x_stride, t, out);
         };
         if (type == F32) run(std::integral_constant<int32_t, F32>{});
         else if (type == F16) run(std::integral_constant<int32_t, F16>{});

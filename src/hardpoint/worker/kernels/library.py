@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from hardpoint.log import init_logger
 logger = init_logger(__name__)
 
 PATH = Path(__file__).with_name("libhardpoint.so")
-ABI = 1
+ABI = 2
 
 
 class Matrix(Structure):
@@ -36,7 +37,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hp_isas": (c_char_p, []),
     "hp_isa": (c_char_p, []),
     "hp_use_isa": (c_int32, [c_char_p]),
-    "hp_set_threads": (None, [c_int32]),
+    "hp_set_threads": (None, [c_int32, c_void_p]),
     "hp_threads": (c_int32, []),
     "hp_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hp_pack": (c_int32, [c_int32, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
@@ -91,9 +92,13 @@ class Library:
         """Threads that compute, the caller among them."""
         return self._held.hp_threads()
 
-    def set_threads(self, number: int) -> None:
-        """Compute with this many threads; new ones may use the processors the caller may use."""
-        self._free.hp_set_threads(number)
+    def set_threads(self, number: int, cores: Sequence[int] | None = None) -> None:
+        """Compute with this many threads, the caller the first of them.
+
+        cores  one each, to which the threads are bound; without it they may use the processors the caller may use
+        """
+        places = None if cores is None else (c_int32 * number)(*cores[:number])
+        self._free.hp_set_threads(number, places)
 
 
 def _declared(library: Any) -> Any:

@@ -95,6 +95,13 @@ class EngineArgs(_Arguments):
         self._apply_logging()
         plugin_config.deliver(self.plugin_config)
         load_general_plugins()
+        if self.data_parallel_size_local not in (None, 0, self.data_parallel_size):
+            raise ConfigError(
+                f"data_parallel_size_local={self.data_parallel_size_local} is refused: all of the "
+                f"{self.data_parallel_size} replicas are the server's own, or one that is elsewhere",
+                code="config-unsupported",
+                fix="leave it out",
+            )
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
             if not isinstance(value, Section) and not flag.allows(value):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hardpoint.config import wire
+from hardpoint.config.async_scheduling import choose_async_scheduling
 from hardpoint.config.draft import Draft, draft_of
 from hardpoint.config.model_facts import (
     build_hf_config,
@@ -25,7 +26,7 @@ from hardpoint.config.model_facts import (
     text_part,
 )
 from hardpoint.config.model_files import hub_of, locate
-from hardpoint.config.sections import CompilationMode, ModelConfig, VllmConfig, near_miss
+from hardpoint.config.sections import CompilationMode, ModelConfig, ParallelConfig, VllmConfig, near_miss
 from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
 from hardpoint.env import envs
@@ -282,6 +283,7 @@ def _name_model(config: VllmConfig, platform: Any) -> None:
 
 def _choose_executor(config: VllmConfig, platform: Any) -> None:
     parallel = config.parallel_config
+    _choose_replicas(parallel)
     backend = parallel.distributed_executor_backend
     if backend is None:
         parallel.distributed_executor_backend = "uni" if parallel.world_size_across_dp == 1 else "mp"
@@ -290,11 +292,27 @@ def _choose_executor(config: VllmConfig, platform: Any) -> None:
             f"distributed_executor_backend 'uni' runs one worker; {parallel.world_size} ranks need 'mp'",
             code="config-value",
         )
-    elif backend not in ("uni", "mp"):
+    elif backend not in ("uni", "mp", "ray", "external_launcher"):
         # A plugin's own class is imported here, as in vLLM: what is wrong with it shows before a model loads.
         load_ref("hardpoint.contracts.executor:Executor").get_class(config)
-    if config.scheduler_config.async_scheduling is None:
-        config.scheduler_config.async_scheduling = False
+    choose_async_scheduling(config)
+
+
+def _choose_replicas(parallel: ParallelConfig) -> None:
+    size, local = parallel.data_parallel_size, parallel.data_parallel_size_local
+    if local == 0 and size > 1:
+        raise ConfigError(
+            f"parallel_config.data_parallel_size is {size}: a server can use one engine that is elsewhere",
+            code="config-value",
+            fix="leave --data-parallel-size out, or --data-parallel-size-local",
+        )
+    if local not in (0, 1, size):
+        raise ConfigError(
+            f"parallel_config.data_parallel_size_local is {local}: all {size} replicas are the server's own",
+            code="config-value",
+            fix="leave --data-parallel-size-local out",
+        )
+    parallel.data_parallel_size_local = size if local else 0
 
 
 def _check_names(config: VllmConfig, platform: Any) -> None:

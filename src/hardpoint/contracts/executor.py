@@ -22,10 +22,8 @@ FailureCallback = Callable[[], None]
 _BUILT_IN = {
     "uni": "hardpoint.engine_core.executors.uni:UniProcExecutor",
     "mp": "hardpoint.engine_core.executors.mp:MultiprocExecutor",
-}
-_NOT_YET = {
-    "ray": "Ray is not supported by this version",
-    "external_launcher": "torchrun launching is not supported by this version",
+    "ray": "hardpoint.engine_core.executors.ray_actors:RayExecutor",
+    "external_launcher": "hardpoint.engine_core.executors.external:ExternalLauncherExecutor",
 }
 
 
@@ -97,13 +95,21 @@ class Executor(ABC):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Whether a step may be planned while another one runs."""
+        """Whether a step may be handed over while another one runs: `non_block` returns futures that do not block,
+        and the workers take steps and calls in the order in which they come."""
         return False
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Steps that may be in flight at once."""
-        return 1
+        """Steps that may be in flight at once; more than 1: the engine core calls with `non_block`."""
+        if self.scheduler_config.async_scheduling:
+            return 2
+        return self.parallel_config.pipeline_parallel_size if self.supports_pp else 1
+
+    @property
+    def step_timeout_s(self) -> float | None:
+        """How long the engine core waits for the result of a step in flight, in seconds; None = for ever."""
+        return None
 
     def register_failure_callback(self, callback: FailureCallback) -> None:  # noqa: B027 - optional
         """Have `callback` called, from any thread, when a worker ends by itself."""
@@ -215,12 +221,6 @@ def _first(answers: Any) -> Any:
 
 
 def _load_backend(name: str) -> Any:
-    if name in _NOT_YET:
-        raise ConfigError(
-            f"distributed_executor_backend={name!r}: {_NOT_YET[name]}",
-            code="executor-backend",
-            fix="use uni, mp or the dotted path of an Executor class",
-        )
     if name in _BUILT_IN:
         return load_ref(_BUILT_IN[name])
     try:
@@ -229,5 +229,5 @@ def _load_backend(name: str) -> Any:
         raise ConfigError(
             f"distributed_executor_backend={name!r} cannot be loaded: {reason_of(error)}",
             code="executor-backend",
-            fix="use uni, mp or the dotted path of an Executor class",
+            fix=f"use {', '.join(_BUILT_IN)} or the dotted path of an Executor class",
         ) from error

@@ -517,7 +517,7 @@ class Platform(metaclass=_PlatformType):
     @classmethod
     def get_device_communicator_cls(cls) -> str:
         """Dotted name of the class that groups of several ranks talk through."""
-        return "hardpoint.worker.distributed.communicator.DeviceCommunicatorBase"
+        return "hardpoint.contracts.device_communicator.DeviceCommunicatorBase"
 
     @classmethod
     def use_all_gather(cls) -> bool:

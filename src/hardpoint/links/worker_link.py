@@ -37,6 +37,7 @@ def encode_call(
     kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     call_id: int = 0,
+    silent: bool = False,
 ) -> bytes:
     """Encode one call, e.g. once for all workers.
 
@@ -46,7 +47,7 @@ def encode_call(
     name = method if isinstance(method, str) else tagged(method)
     arguments = [tagged(value) for value in args]
     named = {key: tagged(value) for key, value in (kwargs or {}).items()}
-    return _encoder.encode(WorkerCall(call_id, name, arguments, named, timeout_s))
+    return _encoder.encode(WorkerCall(call_id, name, arguments, named, timeout_s, silent))
 
 
 class WorkerLink:
@@ -71,11 +72,15 @@ class WorkerLink:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
+        silent: bool = False,
     ) -> Future[Any]:
-        """Send a call; the future holds its result, what it raised, or EngineDeadError."""
+        """Send a call; the future holds its result, what it raised, or EngineDeadError.
+
+        silent  the result is not wanted, only to know that there is one
+        """
         future: Future[Any] = Future()
         call_id = next(self._ids)
-        frame = encode_call(method, args, kwargs, timeout_s, call_id)
+        frame = encode_call(method, args, kwargs, timeout_s, call_id, silent)
         with self._order:
             if self._lost is not None:
                 raise EngineDeadError(self._lost)
@@ -150,7 +155,7 @@ def _answer(frame: bytes, target: Any) -> bytes:
     try:
         call = _calls.decode(frame)
         result = call_worker(target, call.method, call.args, call.kwargs, call.timeout_s)
-        return _encoder.encode(UtilityOutput(call_id, result=tagged(result)))
+        return _encoder.encode(UtilityOutput(call_id, result=None if call.silent else tagged(result)))
     except Exception as error:
         logger.debug("a call failed", exc_info=True)
         kind, text = describe_error(error)

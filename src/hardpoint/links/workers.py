@@ -20,8 +20,8 @@ _encoder = Encoder()
 class WorkerProcess:
     """One rank in a process of its own. `link` is there once `wait_ready` has returned."""
 
-    def __init__(self, start: WorkerStart) -> None:
-        self.child: Child = spawn_child(_MODULE, "worker", start.rank)
+    def __init__(self, start: WorkerStart, index: int) -> None:
+        self.child: Child = spawn_child(_MODULE, "worker", index)
         self.link: WorkerLink
         try:
             self.child.channel.send(_encoder.encode(start))
@@ -47,14 +47,15 @@ class WorkerProcess:
         self.child.stop(grace_s)
 
 
-def start_workers(starts: Sequence[WorkerStart], timeout_s: float) -> list[WorkerProcess]:
+def start_workers(starts: Sequence[WorkerStart], timeout_s: float, first_index: int = 0) -> list[WorkerProcess]:
     """Start one process per entry and wait for all; when one fails, none is left.
 
+    first_index  the number of the first in names
     Raises what stopped the first that failed.
     """
     workers: list[WorkerProcess] = []
     try:
-        workers.extend(WorkerProcess(start) for start in starts)
+        workers.extend(WorkerProcess(start, first_index + number) for number, start in enumerate(starts))
         deadline = time.monotonic() + timeout_s
         for worker in workers:
             worker.wait_ready(remaining_s(deadline))

@@ -21,6 +21,7 @@ logger = init_logger(__name__)
 
 WORKER = "hardpoint.worker.device_worker.Worker"
 ATTENTION = "CPU_ATTN"
+COMMUNICATOR = "hardpoint.worker.distributed.communicators.CpuCommunicator"
 DEFAULT_SHARE = 0.92
 DEFAULT_CAP_BYTES = 4 << 30
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
@@ -95,6 +96,11 @@ class CpuPlatform(Platform):
         return registry("attention_backends").entry(str(name)).target.replace(":", ".")
 
     @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Gloo's."""
+        return COMMUNICATOR
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:
         """Set worker class, block size and cache size; refuse compiled modes."""
         parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
@@ -123,8 +129,10 @@ def _cache_bytes(vllm_config: VllmConfig) -> int:
     per_token = bytes_per_token(vllm_config)
     # One spare block per request: lengths are rounded up to blocks.
     longest = (model.max_model_len or 1) + (cache.block_size or cache.DEFAULT_BLOCK_SIZE)
-    ranks = vllm_config.parallel_config.local_world_size
-    share = int(memory.available_bytes() * cache.gpu_memory_utilization - _weight_bytes(model)) // ranks
+    parallel = vllm_config.parallel_config
+    replicas = max(1, parallel.data_parallel_size_local)
+    ranks = parallel.local_world_size * replicas
+    share = int(memory.available_bytes() * cache.gpu_memory_utilization - replicas * _weight_bytes(model)) // ranks
     sizes = [share, per_token * longest * scheduler.max_num_seqs]
     if cache.gpu_memory_utilization == DEFAULT_SHARE:
         sizes.append(max(DEFAULT_CAP_BYTES, per_token * longest))

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 WORKER = "hardpoint.worker.device_worker.Worker"
 # Plain torch, so it runs on any device; faster backends come as entries of `attention_backends`.
 ATTENTION = "CPU_ATTN"
+COMMUNICATOR = "hardpoint.worker.distributed.communicators.CudaCommunicator"
 
 
 def _cuda(name: str) -> Any:
@@ -97,6 +98,11 @@ class CudaPlatform(Platform):
         """The named backend if it is registered, else the plain torch one."""
         name = ATTENTION if selected_backend is None else getattr(selected_backend, "name", selected_backend)
         return registry("attention_backends").entry(str(name)).target.replace(":", ".")
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """Nccl's."""
+        return COMMUNICATOR
 
     @classmethod
     def check_and_update_config(cls, vllm_config: VllmConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +18,12 @@ from hardpoint.errors import ConfigError
 from hardpoint.log import init_logger
 from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from hardpoint.worker import runner
-from hardpoint.worker.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
+from hardpoint.worker.distributed.parallel_state import (
+    destroy_distributed_environment,
+    destroy_model_parallel,
+    ensure_model_parallel_initialized,
+    init_distributed_environment,
+)
 from hardpoint.worker.kernels.library import kernels
 
 if TYPE_CHECKING:
@@ -36,15 +42,16 @@ class Worker(WorkerBase):
         if self.device.type == "cpu":
             set_threads(self.vllm_config, self.local_rank)
         else:
-            self.device = torch.device(platform.device_type, self.local_rank)
+            self.device = torch.device(platform.device_type, _index_on_node(self.vllm_config, self.local_rank))
             platform.set_device(self.device)
         self.model_config.dtype = _torch_dtype(self.model_config.dtype)
         platform.check_if_supports_dtype(self.model_config.dtype)
         platform.seed_everything(self.model_config.seed)
         parallel = self.parallel_config
         init_distributed_environment(
-            parallel.world_size, self.rank, self.distributed_init_method, self.local_rank, platform.dist_backend
-        )
+            parallel.world_size, self.rank, self.distributed_init_method, self.device.index or 0, platform.dist_backend,
+            _seconds(parallel.distributed_timeout_seconds), _seconds(parallel.cpu_distributed_timeout),
+        )  # fmt: skip
         ensure_model_parallel_initialized(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
         # Looked up here: a plugin may have put a class of its own in its place.
         self.model_runner: runner.ModelRunner = runner.ModelRunner(self.vllm_config, self.device)
@@ -131,6 +138,21 @@ class Worker(WorkerBase):
         if self.device is not None and self.device.type != "cpu":
             getattr(torch, self.device.type).synchronize()
 
+    def shutdown(self) -> None:
+        """Leave the other ranks."""
+        destroy_model_parallel()
+        destroy_distributed_environment()
+
+
+def _seconds(limit: int | None) -> timedelta | None:
+    return None if limit is None else timedelta(seconds=limit)
+
+
+def _index_on_node(vllm_config: VllmConfig, local_rank: int) -> int:
+    """The rank's place among those of all replicas on this machine."""
+    parallel = vllm_config.parallel_config
+    return (parallel.data_parallel_rank_local or 0) * parallel.local_world_size + local_rank
+
 
 def _torch_dtype(dtype: str | torch.dtype) -> torch.dtype:
     if isinstance(dtype, torch.dtype):
@@ -147,8 +169,9 @@ def set_threads(vllm_config: VllmConfig, local_rank: int) -> int:
     VLLM_CPU_OMP_THREADS_BIND lists the cores of each rank ("0-3|4-7"); with `auto` and `nobind` the ranks
     share the cores of the process evenly, less VLLM_CPU_NUM_OF_RESERVED_CPU. `--cpu-threads` sets the number.
     """
-    cores = _bound_cores(envs.VLLM_CPU_OMP_THREADS_BIND, local_rank)
-    ranks = max(1, vllm_config.parallel_config.local_world_size)
+    parallel = vllm_config.parallel_config
+    cores = _bound_cores(envs.VLLM_CPU_OMP_THREADS_BIND, _index_on_node(vllm_config, local_rank))
+    ranks = max(1, parallel.local_world_size * max(1, parallel.data_parallel_size_local))
     if cores:
         os.sched_setaffinity(0, cores)
         number = len(cores)

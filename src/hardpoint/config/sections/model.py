@@ -352,18 +352,48 @@ class ModelConfig(Section):
 
     def verify_with_parallel_config(self, parallel_config: ParallelConfig) -> None:
         """Hold head and layer counts against the number of ranks; raises `ConfigError`."""
-        heads, ranks = self._total_heads(), parallel_config.tensor_parallel_size
-        if heads % ranks:
-            raise ConfigError(
-                f"parallel_config.tensor_parallel_size is {ranks}: it must divide the {heads} attention heads",
-                code="config-value",
-            )
+        ranks = parallel_config.tensor_parallel_size
+        if ranks > 1:
+            self._check_tensor_parallel(ranks)
         layers, stages = self.get_total_num_hidden_layers(), parallel_config.pipeline_parallel_size
         if stages > max(1, layers):
             raise ConfigError(
                 f"parallel_config.pipeline_parallel_size is {stages}: the model has only {layers} layers",
                 code="config-value",
             )
+
+    def _check_tensor_parallel(self, ranks: int) -> None:
+        """Refuse a number of ranks that does not split every layer evenly, naming those that do."""
+        uneven = self._uneven_parts(ranks)
+        if not uneven:
+            return
+        fitting = [str(size) for size in range(1, self._total_heads() + 1) if not self._uneven_parts(size)]
+        raise ConfigError(
+            f"parallel_config.tensor_parallel_size is {ranks}: it must divide the {', the '.join(uneven)}",
+            code="config-value",
+            fix=f"this model can be split over {' or '.join(fitting)} ranks",
+        )
+
+    def _uneven_parts(self, ranks: int) -> list[str]:
+        heads, shared = self._total_heads(), self.get_total_num_kv_heads()
+        uneven = [f"{heads} attention heads"] if heads % ranks else []
+        # With more ranks than key/value heads each of these is held by several ranks.
+        if shared and shared % ranks and ranks % shared:
+            uneven.append(f"{shared} key/value heads")
+        for name, what in _SPLIT_SIZES.items():
+            size = getattr(self.hf_text_config, name, None)
+            if isinstance(size, int) and size % ranks:
+                uneven.append(f"{size} {what}")
+        return uneven
+
+
+# Fields of a model's config whose numbers are split over tensor-parallel ranks, besides heads.
+_SPLIT_SIZES = {
+    "intermediate_size": "channels of an MLP",
+    "ffn_dim": "channels of an MLP",
+    "n_inner": "channels of an MLP",
+    "moe_intermediate_size": "channels of an expert",
+}
 
 
 def stage_layers(layers: int, stage: int, stages: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hardpoint.config.wire import to_wire
 from hardpoint.contracts.executor import Executor, FailureCallback
-from hardpoint.engine_core.executors.addresses import free_tcp_address
+from hardpoint.engine_core.executors.addresses import MeetingPoint
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError, EngineDeadError
 from hardpoint.links.children import Child, remaining_s
@@ -27,6 +27,8 @@ _ANSWER_GRACE_S = 2.0
 class MultiprocExecutor(Executor):
     """Starts `world_size` workers, sends each call to all, and ends with them."""
 
+    supports_pp = True
+
     def _init_executor(self) -> None:
         self._lock = threading.Lock()
         self._failure_callback: FailureCallback | None = None
@@ -42,8 +44,10 @@ class MultiprocExecutor(Executor):
             )
         # The rank whose answer counts: the first of the last pipeline stage.
         self._output_rank = parallel.world_size - parallel.tensor_parallel_size
-        self._workers = start_workers(self._starts(), envs.VLLM_ENGINE_READY_TIMEOUT_S)
+        meeting_point = MeetingPoint()
         try:
+            starts = self._starts(meeting_point.address)
+            self._workers = start_workers(starts, envs.VLLM_ENGINE_READY_TIMEOUT_S, self._first_index())
             for worker in self._workers:
                 worker.child.on_exit(self._worker_ended)
             self.collective_rpc("init_device")
@@ -51,9 +55,15 @@ class MultiprocExecutor(Executor):
         except BaseException:
             self.shutdown()
             raise
+        finally:
+            meeting_point.release()
 
-    def _starts(self) -> list[WorkerStart]:
-        config, address = to_wire(self.vllm_config), free_tcp_address()
+    def _first_index(self) -> int:
+        """The number of this replica's first worker among those of all replicas."""
+        return self.parallel_config.data_parallel_rank * self.parallel_config.world_size
+
+    def _starts(self, address: str) -> list[WorkerStart]:
+        config = to_wire(self.vllm_config)
         return [
             WorkerStart(
                 config=config,
@@ -74,6 +84,16 @@ class MultiprocExecutor(Executor):
         logger.error("%s", self._lost)
         if callback is not None:
             callback()
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """Yes: a worker takes its calls in order."""
+        return True
+
+    @property
+    def step_timeout_s(self) -> float | None:
+        """VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS."""
+        return envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
 
     def register_failure_callback(self, callback: FailureCallback) -> None:
         """Have `callback` called when a worker ends by itself; at once if one has."""
@@ -103,9 +123,14 @@ class MultiprocExecutor(Executor):
         timeout: float | None,
         args: Sequence[Any],
         kwargs: Mapping[str, Any] | None = None,
+        only_from: int | None = None,
     ) -> list[Future[Any]]:
+        """Call every worker. `only_from`: the one whose result is wanted; the others tell that they are done."""
         self.check_health()
-        return [worker.link.submit(method, args, kwargs, timeout) for worker in self._workers]
+        return [
+            worker.link.submit(method, args, kwargs, timeout, silent=only_from not in (None, rank))
+            for rank, worker in enumerate(self._workers)
+        ]
 
     def execute_model(self, scheduler_output: SchedulerOutput, non_block: bool = False) -> Any:
         """Run a step on every worker; TimeoutError past VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS."""
@@ -117,9 +142,9 @@ class MultiprocExecutor(Executor):
 
     def _step(self, method: str, argument: Any, non_block: bool) -> Any:
         # The limit is kept here, not in the workers, where it would cost a thread per step.
-        futures = self._submit(method, None, (argument,))
+        futures = self._submit(method, None, (argument,), only_from=self._output_rank)
         if non_block:
-            return futures[self._output_rank]
+            return _first_error_or(futures, self._output_rank)
         return _results(futures, method, envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)[self._output_rank]
 
     def check_health(self) -> None:
@@ -151,6 +176,26 @@ def _results(futures: list[Future[Any]], method: str | Callable[..., Any], timeo
         late = [rank for rank, future in enumerate(futures) if future in pending]
         raise TimeoutError(f"workers {late} did not answer {method!r} in {timeout_s:g} s")
     return [future.result() for future in futures]
+
+
+def _first_error_or(futures: list[Future[Any]], index: int) -> Future[Any]:
+    """A future of one result that also fails with any other's error: that one may never come then."""
+    outcome: Future[Any] = Future()
+    lock = threading.Lock()
+
+    def settle(future: Future[Any]) -> None:
+        with lock:
+            error = future.exception()
+            if outcome.done() or (error is None and future is not futures[index]):
+                return
+            if error is None:
+                outcome.set_result(future.result())
+            else:
+                outcome.set_exception(error)
+
+    for future in futures:
+        future.add_done_callback(settle)
+    return outcome
 
 
 def _gathered(futures: list[Future[Any]]) -> Future[list[Any]]:

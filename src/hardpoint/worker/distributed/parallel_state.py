@@ -6,106 +6,35 @@ every exchange is the identity.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
-from hardpoint.errors import ConfigError
+from hardpoint.worker.distributed.group import GroupCoordinator
+from hardpoint.worker.distributed.rendezvous import join_world
 
-
-class GroupCoordinator:
-    """Ranks that work together, seen from one of them.
-
-    rank           this rank in the world     rank_in_group  its index in `ranks`
-    ranks          all ranks of the group
-    """
-
-    def __init__(self, ranks: Sequence[int], rank: int, name: str = "") -> None:
-        if len(ranks) != 1:
-            raise ConfigError(
-                f"a {name or 'parallel'} group of {len(ranks)} ranks is not supported yet",
-                code="parallel-size",
-                fix="use a tensor, pipeline and data parallel size of 1",
-            )
-        self.unique_name = name
-        self.ranks = list(ranks)
-        self.rank = rank
-        self.local_rank = rank
-        self.world_size = len(ranks)
-        self.rank_in_group = self.ranks.index(rank)
-
-    @property
-    def first_rank(self) -> int:
-        """World rank of the group's first member."""
-        return self.ranks[0]
-
-    @property
-    def last_rank(self) -> int:
-        """World rank of the group's last member."""
-        return self.ranks[-1]
-
-    @property
-    def is_first_rank(self) -> bool:
-        """Whether this is the group's first member."""
-        return self.rank == self.first_rank
-
-    @property
-    def is_last_rank(self) -> bool:
-        """Whether this is the group's last member."""
-        return self.rank == self.last_rank
-
-    @property
-    def next_rank(self) -> int:
-        """World rank of the member after this one, round the ring."""
-        return self.ranks[(self.rank_in_group + 1) % self.world_size]
-
-    @property
-    def prev_rank(self) -> int:
-        """World rank of the member before this one, round the ring."""
-        return self.ranks[(self.rank_in_group - 1) % self.world_size]
-
-    def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
-        """Sum over the group."""
-        return input_
-
-    def all_gather(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Concatenate the members' tensors along `dim`."""
-        return input_
-
-    def reduce_scatter(self, input_: torch.Tensor, dim: int = -1) -> torch.Tensor:
-        """Sum over the group and keep this member's part along `dim`."""
-        return input_
-
-    def gather(self, input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
-        """Concatenate on member `dst`; None on the others."""
-        return input_
-
-    def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
-        """The tensor of member `src`."""
-        return input_
-
-    def broadcast_object(self, obj: Any = None, src: int = 0) -> Any:
-        """The object of member `src`."""
-        return obj
-
-    def broadcast_tensor_dict(self, tensor_dict: dict[str, Any] | None = None, src: int = 0) -> dict[str, Any] | None:
-        """The tensors of member `src`."""
-        return tensor_dict
-
-    def barrier(self) -> None:
-        """Wait for all members."""
-
+__all__ = ["GroupCoordinator"]
 
 _GROUP_NAMES = ("world", "tp", "pp", "dp", "ep", "pcp", "dcp")
 _groups: dict[str, GroupCoordinator] = {}
+# What `initialize_model_parallel` makes groups with, as `init_distributed_environment` was told.
+_options: dict[str, Any] = {}
 
 
 def _group(name: str) -> GroupCoordinator:
     # A layer built on its own (a script, a test) is a group of one.
     if name not in _groups:
-        _groups[name] = GroupCoordinator([0], 0, name)
+        _groups[name] = _alone(name)
     return _groups[name]
+
+
+def _alone(name: str) -> GroupCoordinator:
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    return GroupCoordinator([[rank]], group_name=name)
 
 
 def init_distributed_environment(
@@ -114,19 +43,46 @@ def init_distributed_environment(
     distributed_init_method: str = "env://",
     local_rank: int = -1,
     backend: str = "gloo",
-    timeout: Any = None,
+    timeout: timedelta | None = None,
+    cpu_timeout: timedelta | None = None,
 ) -> None:
-    """Join the world of `world_size` ranks; ConfigError for what is not supported."""
-    _groups["world"] = GroupCoordinator(range(max(world_size, 1)), max(rank, 0), "world")
+    """Join the world of `world_size` ranks and wait for the others.
+
+    backend      torch.distributed's, for the device's tensors
+    timeout      of a collective on the device; `cpu_timeout` of one in main memory
+    """
+    backend = backend or "gloo"
+    limits = {"timeout": timeout, "cpu_timeout": cpu_timeout or timeout}
+    if world_size > 1 and not dist.is_initialized():
+        limit = limits["cpu_timeout"] if backend == "gloo" else timeout
+        join_world(distributed_init_method, backend, rank, world_size, limit)
+    if backend == "gloo":
+        limits["timeout"] = limits["cpu_timeout"]
+    _options.update(local_rank=max(local_rank, 0), torch_distributed_backend=backend, **limits)
+    _groups["world"] = _make("world", [range(max(world_size, 1))], use_device_communicator=False)
+
+
+def _make(name: str, group_ranks: Sequence[Sequence[int]], **more: Any) -> GroupCoordinator:
+    return GroupCoordinator(group_ranks, group_name=name, **{**_options, **more})
 
 
 def initialize_model_parallel(
     tensor_model_parallel_size: int = 1, pipeline_model_parallel_size: int = 1, **more: Any
 ) -> None:
-    """Split the world into groups; ConfigError for what is not supported."""
-    sizes = {"tp": tensor_model_parallel_size, "pp": pipeline_model_parallel_size}
-    for name in _GROUP_NAMES[1:]:
-        _groups[name] = GroupCoordinator(range(sizes.get(name, 1)), 0, name)
+    """Split the world into tensor-parallel groups of neighbours and pipelines across them.
+
+    RuntimeError when the sizes do not make up the world.
+    """
+    tp, pp = tensor_model_parallel_size, pipeline_model_parallel_size
+    world = get_world_group().world_size
+    if tp * pp != world:
+        raise RuntimeError(f"{tp} tensor-parallel times {pp} pipeline ranks are not the {world} ranks of the world")
+    _groups["tp"] = _make("tp", [range(first, first + tp) for first in range(0, world, tp)])
+    _groups["pp"] = _make("pp", [range(first, world, tp) for first in range(tp)])
+    # Experts are split over the same ranks as everything else of a layer.
+    _groups["ep"] = _groups["tp"]
+    for name in ("dp", "pcp", "dcp"):
+        _groups[name] = _alone(name)
 
 
 def ensure_model_parallel_initialized(
@@ -148,12 +104,19 @@ def model_parallel_is_initialized() -> bool:
 def destroy_model_parallel() -> None:
     """Forget the groups."""
     for name in _GROUP_NAMES[1:]:
-        _groups.pop(name, None)
+        group = _groups.pop(name, None)
+        if group is not None:
+            group.destroy()
 
 
 def destroy_distributed_environment() -> None:
     """Leave the world."""
     _groups.pop("world", None)
+    _options.clear()
+    if dist.is_initialized():
+        # A peer that has gone makes this fail, and nothing is lost by it.
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()
 
 
 def get_world_group() -> GroupCoordinator:

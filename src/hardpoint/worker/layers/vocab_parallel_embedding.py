@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,11 @@ class VocabShard:
     rows: int
 
 
+def _padding_for(padding: int, ranks: int) -> int:
+    """The padding that lets every vocabulary be cut evenly, also by three ranks."""
+    return math.lcm(padding, ranks)
+
+
 def _shard(own: int, added: int, padding: int, rank: int, ranks: int) -> VocabShard:
     own_rows = divide(pad_vocab_size(own, padding), ranks)
     added_rows = divide(pad_vocab_size(added, padding), ranks)
@@ -124,7 +130,7 @@ class VocabParallelEmbedding(PluggableLayer):
         self.reduce_results = reduce_results
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.padding_size = padding_size
+        self.padding_size = padding_size = _padding_for(padding_size, self.tp_size)
         self.org_vocab_size = org_num_embeddings or num_embeddings
         added = num_embeddings - self.org_vocab_size
         self.org_vocab_size_padded = pad_vocab_size(self.org_vocab_size, padding_size)

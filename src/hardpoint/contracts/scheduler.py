@@ -29,7 +29,9 @@ class SchedulerInterface(ABC):
     """Plans every step; `--scheduler-cls` names another class.
 
     Built   once in the engine core, after the KV cache plan, with keywords only.
-    Called  `schedule` before and `update_from_output` after each model step, by one thread.
+    Called  `schedule` before and `update_from_output` after each model step, by one thread. With async
+            scheduling, or pipeline stages, `schedule` is called again before the results of the steps planned
+            before are in; results come in the order of the plans. A plan may then hold no token at all.
     Fault   what it raises ends the engine core: its state cannot be trusted any more.
 
     A request is a `hardpoint.engine_core.request.Request`.
@@ -53,6 +55,14 @@ class SchedulerInterface(ABC):
         log_stats: bool = False,
     ) -> None:
         """Keep what is needed; `block_size` and `hash_block_size` are tokens."""
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """Whether it can plan the token that follows one which is still being sampled.
+
+        Without, `--async-scheduling` is refused with this class: there would be nothing to plan ahead.
+        """
+        return False
 
     @abstractmethod
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:

@@ -81,11 +81,35 @@ def _note_plan(vllm_config: VllmConfig, plan: KVCacheConfig) -> None:
     )
 
 
+def choose_scheduler(vllm_config: VllmConfig, executor_class: type[Executor]) -> type[SchedulerInterface]:
+    """The scheduler class the config names; also settles whether a step is planned while another runs.
+
+    ConfigError or PluginError for a class that cannot be used, or not with what else was asked for.
+    """
+    config = vllm_config.scheduler_config
+    found = _scheduler_class(vllm_config)
+    if config.async_scheduling is None:
+        # The front end leaves it open with a class of somebody else's: one that can plan ahead is there to do so.
+        config.async_scheduling = found.supports_async_scheduling() and executor_class.supports_async_scheduling()
+    elif config.async_scheduling and not found.supports_async_scheduling():
+        raise ConfigError(
+            f"{_name_of(found)} cannot schedule asynchronously: supports_async_scheduling() is False",
+            code="scheduler-async",
+            origin="scheduler_config.scheduler_cls",
+            fix="derive it from vllm.v1.core.sched.async_scheduler.AsyncScheduler, or drop --async-scheduling",
+        )
+    return found
+
+
 def make_scheduler(
-    vllm_config: VllmConfig, kv_cache_config: KVCacheConfig, *, include_finished_set: bool, log_stats: bool
+    scheduler_cls: type[SchedulerInterface],
+    vllm_config: VllmConfig,
+    kv_cache_config: KVCacheConfig,
+    *,
+    include_finished_set: bool,
+    log_stats: bool,
 ) -> SchedulerInterface:
-    """Build the scheduler the config names; what its constructor raises stops the start."""
-    scheduler_cls = _scheduler_class(vllm_config)
+    """Build the scheduler; what its constructor raises stops the start."""
     groups = kv_cache_config.kv_cache_groups
     block_size = groups[0].kv_cache_spec.block_size if groups else vllm_config.cache_config.block_size or 1
     return scheduler_cls(

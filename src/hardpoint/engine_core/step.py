@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.contracts.executor import Executor, FailureCallback
 from hardpoint.contracts.kv_cache import KVCacheConfig
 from hardpoint.contracts.scheduler import PauseState, SchedulerInterface
+from hardpoint.engine_core.in_flight import StepsInFlight
 from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
 from hardpoint.engine_core.refusals import why_refused
 from hardpoint.engine_core.request import BlockHasher, Request
-from hardpoint.engine_core.start import make_scheduler, plan_kv_cache
+from hardpoint.engine_core.start import choose_scheduler, make_scheduler, plan_kv_cache
 from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.types.finish import FinishReason, RequestStatus
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
-from hardpoint.types.schedule import ModelRunnerOutput, SchedulerOutput
+from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
@@ -49,15 +50,23 @@ class EngineCore:
         self.log_stats = log_stats
         # Outputs that did not come from a step: refusals, and what a pause has aborted.
         self._early_outputs: list[tuple[int, EngineCoreOutput]] = []
+        # Requests whose id a step in flight still has, from one that was aborted.
+        self._held: list[Request] = []
         self._drained: Future[None] | None = None
         self._clear_cache_when_drained = False
+        # Before the model is loaded: a class that cannot be used should not take that long to be refused.
+        scheduler_class = choose_scheduler(vllm_config, executor_class)
         self.model_executor = executor_class(vllm_config)
         try:
             if executor_fail_callback is not None:
                 self.model_executor.register_failure_callback(executor_fail_callback)
             self.kv_cache_config: KVCacheConfig = plan_kv_cache(vllm_config, self.model_executor)
             self.scheduler: SchedulerInterface = make_scheduler(
-                vllm_config, self.kv_cache_config, include_finished_set=include_finished_set, log_stats=log_stats
+                scheduler_class, vllm_config, self.kv_cache_config,
+                include_finished_set=include_finished_set, log_stats=log_stats,
+            )  # fmt: skip
+            self._in_flight = StepsInFlight(
+                self.model_executor, self._grammar_of, max(1, self.model_executor.max_concurrent_batches)
             )
             self._block_hasher = self._make_block_hasher()
         except BaseException:
@@ -78,7 +87,8 @@ class EngineCore:
 
         Raises ValueError for an id that is in use, since an output could not say whose it is.
         """
-        if request.request_id in getattr(self.scheduler, "requests", ()):
+        held = any(added.request_id == request.request_id for added in self._held)
+        if held or request.request_id in getattr(self.scheduler, "requests", ()):
             raise ValueError(f"request id {request.request_id!r} is in use")
         refusal = why_refused(request, self.vllm_config, self.get_supported_tasks())
         if refusal is not None:
@@ -89,7 +99,10 @@ class EngineCore:
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        self.scheduler.add_request(added)
+        if self._in_flight.computes(request.request_id):
+            self._held.append(added)
+        else:
+            self.scheduler.add_request(added)
         if request.abort_immediately:
             self._abort_visibly([request.request_id])
 
@@ -99,51 +112,75 @@ class EngineCore:
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests that nobody waits for any more; unknown ids are ignored and no output is made."""
-        self.scheduler.finish_requests(list(request_ids), RequestStatus.FINISHED_ABORTED)
+        self._end_requests(list(request_ids))
+
+    def _end_requests(self, request_ids: list[str] | None) -> list[Request]:
+        ended = [held for held in self._held if request_ids is None or held.request_id in request_ids]
+        self._held = [held for held in self._held if held not in ended]
+        return [*ended, *(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED) or ())]
 
     def _abort_visibly(self, request_ids: list[str] | None) -> None:
         """End requests (None: all) and tell their front ends."""
-        for request in self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED):
+        for request in self._end_requests(request_ids):
             output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ABORT)
             self._early_outputs.append((request.client_index, output))
 
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._early_outputs) or self.scheduler.has_requests() or self._drained is not None
+        return bool(self._early_outputs or self._in_flight or self._drained or self.scheduler.has_requests())
 
     # Stepping.
 
     def step(self) -> tuple[OutputsByClient, bool]:
-        """Plan a step, run it, take in its result.
+        """Plan a step, run it, take in its result; with several in flight, plan some and take in the oldest.
 
-        Returns the outputs by front end, and whether the model computed something.
+        Returns the outputs by front end, and whether the model computed something. The outputs of a step
+        are returned before another is planned, so that nothing that goes wrong later can lose them.
         """
-        outputs: OutputsByClient = {}
-        executed = False
-        if self.scheduler.has_requests():
-            plan = self.scheduler.schedule()
-            outputs = self.scheduler.update_from_output(plan, self._run(plan))
-            executed = plan.total_num_scheduled_tokens > 0
+        outputs, executed = self._step_alone() if self._in_flight.limit == 1 else self._step_ahead()
         self._add_early_outputs(outputs)
         self._end_drain()
         return outputs, executed
 
-    def _run(self, plan: SchedulerOutput) -> ModelRunnerOutput:
-        try:
+    def _step_alone(self) -> tuple[OutputsByClient, bool]:
+        if not self.scheduler.has_requests():
+            return {}, False
+        plan = self.scheduler.schedule()
+        with _reported(plan):
             result = self.model_executor.execute_model(plan)
             if result is None:
-                result = self.model_executor.sample_tokens(self.scheduler.get_grammar_bitmask(plan))
-        except Exception as error:
-            logger.error(
-                "a step with %d tokens of %d requests failed: %s: %s",
-                plan.total_num_scheduled_tokens,
-                len(plan.num_scheduled_tokens),
-                type(error).__name__,
-                error,
-            )
-            raise
+                result = self.model_executor.sample_tokens(self._grammar_of(plan))
         assert isinstance(result, ModelRunnerOutput), f"the executor returned {type(result).__name__}"
-        return result
+        return self.scheduler.update_from_output(plan, result), plan.total_num_scheduled_tokens > 0
+
+    def _step_ahead(self) -> tuple[OutputsByClient, bool]:
+        steps = self._in_flight
+        while steps.has_room and self.scheduler.has_requests():
+            plan = self.scheduler.schedule()
+            with _reported(plan):
+                steps.launch(plan)
+            if not plan.total_num_scheduled_tokens:
+                break  # Everything that could be planned is in flight.
+        if not steps:
+            return {}, False
+        step = steps.oldest()
+        with _reported(step.plan):
+            result = step.result(self.model_executor.step_timeout_s)
+        outputs = self.scheduler.update_from_output(step.plan, result)
+        steps.drop_oldest()
+        self._add_held()
+        return outputs, step.plan.total_num_scheduled_tokens > 0 or steps.has_tokens
+
+    def _add_held(self) -> None:
+        held, self._held = self._held, []
+        for request in held:
+            if self._in_flight.computes(request.request_id):
+                self._held.append(request)
+            else:
+                self.scheduler.add_request(request)
+
+    def _grammar_of(self, plan: SchedulerOutput) -> GrammarOutput | None:
+        return self.scheduler.get_grammar_bitmask(plan)
 
     def _add_early_outputs(self, outputs: OutputsByClient) -> None:
         early, self._early_outputs = self._early_outputs, []
@@ -288,3 +325,19 @@ class EngineCore:
         """End scheduler and workers."""
         self.scheduler.shutdown()
         self.model_executor.shutdown()
+
+
+@contextlib.contextmanager
+def _reported(plan: SchedulerOutput) -> Iterator[None]:
+    """Log what a step fails with, and pass it on."""
+    try:
+        yield
+    except Exception as error:
+        logger.error(
+            "a step with %d tokens of %d requests failed: %s: %s",
+            plan.total_num_scheduled_tokens,
+            len(plan.num_scheduled_tokens),
+            type(error).__name__,
+            error,
+        )
+        raise

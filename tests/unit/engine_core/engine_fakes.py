@@ -38,7 +38,7 @@ def make_config(
         model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=None),
         scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),
         cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
-        parallel_config=SimpleNamespace(world_size=1, distributed_executor_backend=None),
+        parallel_config=SimpleNamespace(world_size=1, pipeline_parallel_size=1, distributed_executor_backend=None),
         observability_config=ObservabilityConfig(),
         lora_config=None,
         load_config=None,

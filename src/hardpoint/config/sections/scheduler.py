@@ -15,6 +15,7 @@ RunnerType = Literal["generate", "pooling", "draft"]
 SchedulerPolicy = Literal["fcfs", "priority"]
 
 DEFAULT_SCHEDULER = "hardpoint.engine_core.scheduler.default.Scheduler"
+ASYNC_SCHEDULER = "hardpoint.engine_core.scheduler.async_scheduler.AsyncScheduler"
 
 
 @dataclass
@@ -88,5 +89,5 @@ class SchedulerConfig(Section):
 
     def get_scheduler_cls(self) -> type[Any]:
         """Return the scheduler class; imports the one that is named, with the errors of that."""
-        chosen = self.scheduler_cls or DEFAULT_SCHEDULER
+        chosen = self.scheduler_cls or (ASYNC_SCHEDULER if self.async_scheduling else DEFAULT_SCHEDULER)
         return chosen if isinstance(chosen, type) else resolve_obj_by_qualname(chosen)

@@ -134,6 +134,12 @@ class KVCacheManager:
                 group.cache_full_blocks(request, certain)
         return added
 
+    def cache_blocks(self, request: Request, num_tokens: int) -> None:
+        """Make the full blocks of a request's first `num_tokens` tokens findable; it must have its blocks."""
+        if self.enable_caching:
+            for group in self._groups:
+                group.cache_full_blocks(request, num_tokens)
+
     def _has_room(self, request_id: str, num_slots: int) -> bool:
         """Whether a request's blocks have place for `num_slots` tokens already: true in most steps."""
         for group in self._groups:  # noqa: SIM110 - a generator costs more than the loop

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 class Scheduler(SchedulerInterface):
     """Continuous batching with chunked prefill, prefix caching and preemption by recomputation.
 
+    Several steps may be in flight: a request's next tokens are planned as soon as they are known, and those it
+    computes count as computed from the plan on (`AsyncScheduler` plans tokens too that nobody knows yet).
+
     Every step first serves running requests in order of admission, each with the tokens it has yet
     to compute, then admits waiting ones while tokens, blocks and places last. A running request
     that finds no block takes those of the one admitted last (fcfs) or of the worst rank (priority).
@@ -116,13 +119,26 @@ class Scheduler(SchedulerInterface):
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue
-            left = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
+            left = self._tokens_left(request)
             num_tokens = min(self._chunk(left), plan.budget, self.max_model_len - request.num_computed_tokens)
             if num_tokens <= 0:
                 continue
             blocks = self._allocate_or_preempt(request, num_tokens, plan)
             if blocks is not None:
                 plan.add(plan.running, request, num_tokens, blocks)
+
+    def _tokens_left(self, request: Request) -> int:
+        """Tokens of a running request that can be planned now: those known and those that steps in flight will add.
+
+        0 once a token in flight is sure to be the last.
+        """
+        coming = request.num_output_placeholders
+        if coming and (
+            request.num_output_tokens + coming >= request.max_tokens
+            or request.num_tokens + coming >= self.max_model_len
+        ):
+            return 0
+        return request.num_tokens_with_spec + coming - request.num_computed_tokens
 
     def _chunk(self, num_tokens: int) -> int:
         """Tokens of a long prompt to take at once, leaving the step's budget aside."""
@@ -157,6 +173,8 @@ class Scheduler(SchedulerInterface):
     def _schedule_waiting(self, plan: StepPlan) -> None:
         while self.waiting and plan.budget > 0 and len(self.running) < self.max_num_running_reqs:
             request = self.waiting.peek_request()
+            if request.num_in_flight_tokens:
+                break  # preempted while a step ran: its token has to come first
             hit, num_hit_tokens = self.kv_cache_manager.get_computed_blocks(request)
             num_tokens = self._first_chunk(request.num_tokens - num_hit_tokens, plan.budget)
             if num_tokens == 0:
@@ -219,6 +237,7 @@ class Scheduler(SchedulerInterface):
         for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[request_id]
             request.num_computed_tokens += num_tokens
+            request.num_in_flight_tokens += num_tokens
             request.is_prefill_chunk = (
                 request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             )
@@ -231,10 +250,11 @@ class Scheduler(SchedulerInterface):
         """Append the new tokens, end requests that are done, and build what the front ends get."""
         outputs = StepOutputs(model_runner_output)
         ended = False
-        for request_id in scheduler_output.num_scheduled_tokens:
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
             if request is None:
-                continue  # ended from outside while the step ran
+                continue  # ended while the step ran, from outside or by the step before
+            request.num_in_flight_tokens -= num_tokens
             ended |= self._update_request(request, outputs)
         if ended:
             self.running = [request for request in self.running if not request.is_finished()]
@@ -242,10 +262,12 @@ class Scheduler(SchedulerInterface):
 
     def _update_request(self, request: Request, outputs: StepOutputs) -> bool:
         """Take in one request's part of a step; return whether it has ended."""
-        request_id = request.request_id
+        request_id, waits = request.request_id, request.status is RequestStatus.PREEMPTED
         error = outputs.error_of(request_id)
         if error is not None:
             self._fail(request, error)
+            if waits:
+                self.waiting.remove_requests([request])
             outputs.add(request, [])
             return True
         first_row = outputs.first_logprob_row(request_id)
@@ -259,6 +281,8 @@ class Scheduler(SchedulerInterface):
         outputs.add(request, new_token_ids, first_row, with_prompt_logprobs=before_first_token)
         if stopped:
             self._free_request(request)
+            if waits:
+                self.waiting.remove_requests([request])
         return stopped
 
     def _update_request_with_output(self, request: Request, new_token_ids: list[int]) -> tuple[list[int], bool]:

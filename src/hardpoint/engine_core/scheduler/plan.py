@@ -74,5 +74,6 @@ class StepPlan:
             all_token_ids={r.request_id: r.all_token_ids.copy() for r in requests if r.request_id not in known},
             new_block_ids=[None if blocks[i].is_empty() else blocks[i].get_block_ids() for i in ids],
             num_computed_tokens=[request.num_computed_tokens for request in requests],
-            num_output_tokens=[request.num_output_tokens for request in requests],
+            # What the workers will have sampled by then: they take the steps in order.
+            num_output_tokens=[request.num_output_tokens + request.num_output_placeholders for request in requests],
         )

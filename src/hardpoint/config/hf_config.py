@@ -6,23 +6,12 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
+from hardpoint.config.model_defaults import fill
 from hardpoint.config.sections.base import near_miss
 from hardpoint.errors import ConfigError, ModelFileError
 
 # Keys ending in _config that stay dicts, as in transformers.
 _STAYS_DICT = {"quantization_config", "compression_config"}
-
-# What a model kind means when its config.json leaves a key out.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "hidden_act": "silu",
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-    },
-}
 
 # Keys that may be overridden although a config.json does not state them.
 # fmt: off
@@ -116,8 +105,7 @@ class HFConfig:
 def complete(values: dict[str, Any]) -> dict[str, Any]:
     """Return a copy in which the model kind's defaults and both spellings of the rope settings are present."""
     full = copy.deepcopy(values)
-    for key, value in _DEFAULTS.get(str(full.get("model_type")), {}).items():
-        full.setdefault(key, value)
+    fill(full)
     if isinstance(full.get("text_config"), dict):
         full["text_config"] = complete(full["text_config"])
     if full.get("num_attention_heads") and full.get("num_key_value_heads") is None:

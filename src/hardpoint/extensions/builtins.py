@@ -7,6 +7,14 @@ BUILTINS: dict[str, dict[str, str]] = {
     "models": {
         "LlamaForCausalLM": "hardpoint.worker.models.llama:LlamaForCausalLM",
         "MistralForCausalLM": "hardpoint.worker.models.llama:MistralForCausalLM",
+        "Qwen2ForCausalLM": "hardpoint.worker.models.qwen2:Qwen2ForCausalLM",
+        "Qwen3ForCausalLM": "hardpoint.worker.models.qwen3:Qwen3ForCausalLM",
+        "GemmaForCausalLM": "hardpoint.worker.models.gemma:GemmaForCausalLM",
+        "Gemma2ForCausalLM": "hardpoint.worker.models.gemma2:Gemma2ForCausalLM",
+        "Gemma3ForCausalLM": "hardpoint.worker.models.gemma3:Gemma3ForCausalLM",
+        "Phi3ForCausalLM": "hardpoint.worker.models.phi3:Phi3ForCausalLM",
+        "OPTForCausalLM": "hardpoint.worker.models.opt:OPTForCausalLM",
+        "GPT2LMHeadModel": "hardpoint.worker.models.gpt2:GPT2LMHeadModel",
     },
     "attention_backends": {
         "CPU_ATTN": "hardpoint.worker.attention.cpu:CPUAttentionBackend",

@@ -64,11 +64,20 @@ class Inspection:
     remarks: tuple[str, ...] = ()
 
 
-def _llama(architecture: str) -> ModelInfo:
-    return ModelInfo(architecture, is_text_generation_model=True, supports_pp=True, supports_lora=True)
+def _decoder(architecture: str, lora: bool = True) -> ModelInfo:
+    return ModelInfo(architecture, is_text_generation_model=True, supports_pp=True, supports_lora=lora)
 
 
 # Facts about the models we ship, by architecture; a test holds them against the classes.
 BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
-    architecture: _llama(architecture) for architecture in ("LlamaForCausalLM", "MistralForCausalLM")
+    "LlamaForCausalLM": _decoder("LlamaForCausalLM"),
+    "MistralForCausalLM": _decoder("MistralForCausalLM"),
+    "Qwen2ForCausalLM": _decoder("Qwen2ForCausalLM"),
+    "Qwen3ForCausalLM": _decoder("Qwen3ForCausalLM"),
+    "GemmaForCausalLM": _decoder("GemmaForCausalLM"),
+    "Gemma2ForCausalLM": _decoder("Gemma2ForCausalLM"),
+    "Gemma3ForCausalLM": _decoder("Gemma3ForCausalLM"),
+    "Phi3ForCausalLM": _decoder("Phi3ForCausalLM"),
+    "OPTForCausalLM": _decoder("OPTForCausalLM"),
+    "GPT2LMHeadModel": _decoder("GPT2LMHeadModel", lora=False),
 }

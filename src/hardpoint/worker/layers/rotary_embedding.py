@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from hardpoint.config.current import get_current_vllm_config_or_none
 from hardpoint.contracts.custom_op import CustomOp, maybe_get_oot_by_class
 from hardpoint.errors import ModelFileError
 
@@ -247,6 +248,58 @@ class YaRNScalingRotaryEmbedding(RotaryEmbedding):
         return self._table(self._compute_inv_freq(self.base), self.mscale)
 
 
+class Phi3LongRoPEScaledRotaryEmbedding(RotaryEmbedding):
+    """Every frequency divided by a factor of its own: one list for short contexts, one for long ones.
+
+    The list goes by the longest context that is served, whatever a request's length: with frequencies that
+    changed while a request grows, the keys that are cached already would not fit.
+
+    max_position_embeddings  positions the table covers
+    short_factor, long_factor  [rotary_dim / 2] each    long_context  use the second list
+    short_mscale, long_mscale  what cosines and sines are multiplied with; from the stretch unless given
+    """
+
+    def __init__(
+        self,
+        head_size: int,
+        rotary_dim: int,
+        max_position_embeddings: int,
+        original_max_position_embeddings: int,
+        base: float,
+        is_neox_style: bool,
+        dtype: torch.dtype,
+        short_factor: list[float],
+        long_factor: list[float],
+        short_mscale: float | None = None,
+        long_mscale: float | None = None,
+        long_context: bool = True,
+    ) -> None:
+        self.original_max_position_embeddings = original_max_position_embeddings
+        self.long_context = long_context
+        self.factors = long_factor if long_context else short_factor
+        if len(self.factors) != rotary_dim // 2:
+            raise ModelFileError(
+                f"the model's rope_parameters have {len(self.factors)} factors for {rotary_dim // 2} frequencies",
+                code="model-rope",
+            )
+        given = long_mscale if long_context else short_mscale
+        stretch = max_position_embeddings / original_max_position_embeddings
+        self.mscale = longrope_mscale(stretch, original_max_position_embeddings) if given is None else given
+        super().__init__(head_size, rotary_dim, max_position_embeddings, base, is_neox_style, dtype)
+
+    def _compute_inv_freq(self, base: float) -> torch.Tensor:
+        exponents = torch.arange(0, self.rotary_dim, 2, dtype=torch.float32) / self.rotary_dim
+        return 1.0 / (torch.tensor(self.factors, dtype=torch.float32) * base**exponents)
+
+    def _compute_cos_sin_cache(self) -> torch.Tensor:
+        return self._table(self._compute_inv_freq(self.base), self.mscale)
+
+
+def longrope_mscale(stretch: float, original: int) -> float:
+    """How much LongRoPE sharpens attention for a stretch of a context of `original` tokens."""
+    return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+
+
 def yarn_mscale(scale: float = 1, mscale: float = 1) -> float:
     """How much YaRN sharpens attention for a stretch of `scale`."""
     return 1.0 if scale <= 1 else 0.1 * mscale * math.log(scale) + 1.0
@@ -281,6 +334,8 @@ def get_rope(
             code="model-rope",
             fix=f"known are {', '.join(_BUILDERS)}",
         )
+    if kind == "longrope":
+        settings.setdefault("long_context", _serves_long(settings))
     cls, build = _BUILDERS[kind]
     dtype = dtype or torch.get_default_dtype()
     chosen = maybe_get_oot_by_class(cls)
@@ -332,10 +387,37 @@ def _yarn(cls: Any, sizes: Any, max_position: int, style: Any, dtype: torch.dtyp
     return cls(*sizes, original, *style, factor, dtype, table_positions=max_position, **more)
 
 
+def _serves_long(settings: dict[str, Any]) -> bool:
+    """Whether longer contexts are served than the model was first made for."""
+    config = get_current_vllm_config_or_none()
+    longest = config.model_config.max_model_len if config is not None and config.model_config is not None else None
+    return longest is None or longest > settings.get("original_max_position_embeddings", 0)
+
+
+def _longrope(cls: Any, sizes: Any, max_position: int, style: Any, dtype: torch.dtype, settings: Any) -> Any:
+    original = settings["original_max_position_embeddings"]
+    mscale = settings.get("attention_factor")
+    if mscale is None:
+        mscale = longrope_mscale(settings.get("factor") or max_position / original, original)
+    return cls(
+        *sizes,
+        max_position,
+        original,
+        *style,
+        dtype,
+        settings["short_factor"],
+        settings["long_factor"],
+        settings.get("short_mscale") or mscale,
+        settings.get("long_mscale") or mscale,
+        settings["long_context"],
+    )
+
+
 _BUILDERS: dict[str, tuple[type[RotaryEmbedding], Any]] = {
     "default": (RotaryEmbedding, _plain),
     "linear": (LinearScalingRotaryEmbedding, _stretched),
     "dynamic": (DynamicNTKScalingRotaryEmbedding, _stretched),
     "llama3": (Llama3RotaryEmbedding, _llama3),
     "yarn": (YaRNScalingRotaryEmbedding, _yarn),
+    "longrope": (Phi3LongRoPEScaledRotaryEmbedding, _longrope),
 }

@@ -156,7 +156,7 @@ _LOADERS = (
     | _from(f"{_WORKER}.loaders.building", "get_model")
     | _from(f"{_CONTRACTS}.model_loader", "BaseModelLoader")
 )
-_PROTOCOL = " ".join(
+_PROTOCOL = f"{_TYPES}.answers " + " ".join(
     f"hardpoint.front_end.server.protocol.{part}" for part in ("base", "chat", "completions", "models", "tokenize")
 )
 
@@ -407,7 +407,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.core.sched.request_queue": Entry("hardpoint.engine_core.scheduler.queues"),
     "vllm.v1.core.sched.interface": Entry(f"{_CONTRACTS}.scheduler"),
     "vllm.v1.core.sched.scheduler": Entry("hardpoint.engine_core.scheduler.default"),
-    "vllm.v1.core.sched.async_scheduler": Entry(names=_from("hardpoint.compat.async_scheduler", "AsyncScheduler")),
+    "vllm.v1.core.sched.async_scheduler": Entry("hardpoint.engine_core.scheduler.async_scheduler"),
     "vllm.v1.core.sched.output": Entry(f"{_TYPES}.schedule"),
     "vllm.v1.executor": Entry(names=_from(f"{_CONTRACTS}.executor", "Executor")),
     "vllm.v1.executor.abstract": Entry(f"{_CONTRACTS}.executor"),

@@ -38,7 +38,9 @@ NO_LORA = "adapters are not supported yet"
 NO_SPEC = "speculative decoding is not supported yet"
 NO_TOOLS = "tool calls and reasoning parsers are not supported yet"
 NO_GRAMMAR = "structured outputs are not supported yet"
-NO_RANKS = "more than one rank is not supported yet"
+NO_RANKS = "this way to use several ranks is not supported yet"
+ONE_FRONT = "the replicas of a model are all this server's own"
+ONE_NODE = "the mp executor runs on one machine; use --distributed-executor-backend ray for several"
 NO_MAMBA = "state-space models are not supported yet"
 NO_MOE = "models with experts are not supported yet"
 NO_OFFLOAD = "offloading weights is not supported yet"
@@ -176,24 +178,24 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--kda-decode-backend",         STR,   None,   "", "", NEVER + "it chooses a GPU kernel"),
     ),
     "Parallel": (
-        F("--distributed-executor-backend", STR, None,   "parallel_config.distributed_executor_backend", "uni = the worker inside the engine core, mp = a process per worker, or the dotted path of an Executor class; default: uni for one rank"),
-        F("--tensor-parallel-size -tp",   INT,   1,      "parallel_config.tensor_parallel_size", "ranks that share each layer", NO_RANKS),
-        F("--pipeline-parallel-size -pp", INT,   1,      "parallel_config.pipeline_parallel_size", "ranks that share out the layers", NO_RANKS),
-        F("--data-parallel-size -dp",     INT,   1,      "parallel_config.data_parallel_size", "replicas of the model", NO_RANKS),
-        F("--data-parallel-rank -dpn",    INT,   None,   "", "rank of this replica", NO_RANKS),
-        F("--data-parallel-start-rank -dpr", INT, None,  "", "first rank of this node", NO_RANKS),
-        F("--data-parallel-size-local -dpl", INT, None,  "parallel_config.data_parallel_size_local", "engines of this server's own: 1, or 0 for a server that uses an engine started with --headless", NO_RANKS, (0, 1)),
+        F("--distributed-executor-backend", STR, None,   "parallel_config.distributed_executor_backend", "uni = the worker inside the engine core, mp = a process per worker, ray = an actor per worker on a running Ray cluster, external_launcher = a process per rank started by torchrun (scripts only), or the dotted path of an Executor class; default: uni for one rank, else mp"),
+        F("--tensor-parallel-size -tp",   INT,   1,      "parallel_config.tensor_parallel_size", "ranks that share each layer; it must divide the model's heads and MLP channels"),
+        F("--pipeline-parallel-size -pp", INT,   1,      "parallel_config.pipeline_parallel_size", "stages that share out the layers (VLLM_PP_LAYER_PARTITION says how)"),
+        F("--data-parallel-size -dp",     INT,   1,      "parallel_config.data_parallel_size", "replicas of the model, an engine core each; requests go to the least busy one, or to the one that their header X-data-parallel-rank names"),
+        F("--data-parallel-rank -dpn",    INT,   None,   "", "rank of this replica", ONE_FRONT),
+        F("--data-parallel-start-rank -dpr", INT, None,  "", "first rank of this node", ONE_FRONT),
+        F("--data-parallel-size-local -dpl", INT, None,  "parallel_config.data_parallel_size_local", "engines of this server's own: all of --data-parallel-size, or 0 for a server that uses one engine started with --headless"),
         F("--data-parallel-address -dpa", STR,   None,   "parallel_config.data_parallel_master_ip", "address of an engine started with --headless, for it and for its server; one that other machines can reach needs HARDPOINT_LINK_KEY; default: 127.0.0.1"),
         F("--data-parallel-rpc-port -dpp", Whole(1, 65535), None, "parallel_config.data_parallel_rpc_port", "port of an engine started with --headless; default: 29550"),
-        F("--data-parallel-backend -dpb", ("mp", "ray"), "mp", "parallel_config.data_parallel_backend", "who runs the replicas", NO_RANKS),
-        F("--data-parallel-hybrid-lb -dph", BOOL, False, "parallel_config.data_parallel_hybrid_lb", "balance inside the node", NO_RANKS),
-        F("--data-parallel-external-lb -dpe", BOOL, False, "parallel_config.data_parallel_external_lb", "balance outside", NO_RANKS),
-        F("--master-addr",                STR,   "127.0.0.1", "parallel_config.master_addr", "address of the head node", NO_RANKS),
-        F("--master-port",                INT,   29501,  "parallel_config.master_port", "port of the head node", NO_RANKS),
-        F("--nnodes -n",                  INT,   1,      "parallel_config.nnodes", "nodes", NO_RANKS),
-        F("--node-rank -r",               INT,   0,      "parallel_config.node_rank", "index of this node", NO_RANKS),
-        F("--distributed-timeout-seconds", INT,  None,   "parallel_config.distributed_timeout_seconds", "time-out of process groups", NO_RANKS),
-        F("--cpu-distributed-timeout-seconds", INT, None, "parallel_config.cpu_distributed_timeout_seconds", "time-out of CPU process groups", NO_RANKS),
+        F("--data-parallel-backend -dpb", ("mp", "ray"), "mp", "parallel_config.data_parallel_backend", "who runs the replicas", ONE_FRONT),
+        F("--data-parallel-hybrid-lb -dph", BOOL, False, "parallel_config.data_parallel_hybrid_lb", "balance inside the node", ONE_FRONT),
+        F("--data-parallel-external-lb -dpe", BOOL, False, "parallel_config.data_parallel_external_lb", "balance outside", ONE_FRONT),
+        F("--master-addr",                STR,   "127.0.0.1", "parallel_config.master_addr", "address of the head node", ONE_NODE),
+        F("--master-port",                INT,   29501,  "parallel_config.master_port", "port of the head node", ONE_NODE),
+        F("--nnodes -n",                  INT,   1,      "parallel_config.nnodes", "nodes", ONE_NODE),
+        F("--node-rank -r",               INT,   0,      "parallel_config.node_rank", "index of this node", ONE_NODE),
+        F("--distributed-timeout-seconds", INT,  None,   "parallel_config.distributed_timeout_seconds", "how long ranks wait for each other; default: 1800 (on CUDA devices 600)"),
+        F("--cpu-distributed-timeout-seconds", INT, None, "parallel_config.cpu_distributed_timeout_seconds", "the same for what they exchange in main memory; default: --distributed-timeout-seconds"),
         F("--numa-bind",                  BOOL,  False,  "parallel_config.numa_bind", "pin workers to memory nodes", NO_RANKS),
         F("--numa-bind-nodes",            WORDS, None,   "parallel_config.numa_bind_nodes", "the nodes", NO_RANKS),
         F("--numa-bind-cpus",             WORDS, None,   "parallel_config.numa_bind_cpus", "the processors", NO_RANKS),
@@ -270,7 +272,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--watermark",                  FLOAT, 0.0,    "scheduler_config.watermark", "share of the cache kept free when requests are admitted"),
         F("--prefill-schedule-interval",  INT,   1,      "scheduler_config.prefill_schedule_interval", "spacing of prompts", NO_RANKS),
         F("--disable-hybrid-kv-cache-manager", BOOL, None, "scheduler_config.disable_hybrid_kv_cache_manager", "one cache shape for all layers (there is no other yet)"),
-        F("--async-scheduling",           BOOL,  None,   "scheduler_config.async_scheduling", "plan a step while another runs", LATER, (False,)),
+        F("--async-scheduling",           BOOL,  None,   "scheduler_config.async_scheduling", "plan a step, and send what the last one made, while another runs; default: on, where executor and scheduler class can"),
         F("--stream-interval",            INT,   1,      "scheduler_config.stream_interval", "tokens per streamed piece"),
     ),
     "LoRA": (

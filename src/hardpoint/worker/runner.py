@@ -30,6 +30,7 @@ from hardpoint.worker.batch import BlockTable, DenseRows, RequestState, RequestT
 from hardpoint.worker.forward_context import set_forward_context
 from hardpoint.worker.kv_memory import allocate_kv_cache
 from hardpoint.worker.loaders import building
+from hardpoint.worker.pipeline import run_stage
 from hardpoint.worker.prompt_logprobs import collect_prompt_logprobs
 from hardpoint.worker.sampling.constraints import apply_grammar
 from hardpoint.worker.sampling.logits_processors import LogitsProcessors, ProcessorFault, context_of_rows
@@ -205,7 +206,10 @@ class ModelRunner:
             return EMPTY_MODEL_RUNNER_OUTPUT
         inputs = build_step(self.requests, states, plan.num_scheduled_tokens, self._decodes_first_up_to)
         self._start_step_of_processors(inputs)
-        self._open = _OpenStep(inputs, self._forward(inputs))
+        hidden = self._forward(inputs)
+        if hidden is None:
+            return EMPTY_MODEL_RUNNER_OUTPUT
+        self._open = _OpenStep(inputs, hidden)
         return None if plan.has_structured_output_requests else self.sample_tokens(None)
 
     def _start_step_of_processors(self, inputs: StepInputs) -> None:
@@ -214,8 +218,8 @@ class ModelRunner:
             for state in inputs.states if failed else ():
                 state.fault = state.fault or failed.get(state.slot, "")
 
-    def _forward(self, inputs: StepInputs) -> Tensor:
-        """The hidden states [tokens, hidden] of a step."""
+    def _forward(self, inputs: StepInputs) -> Tensor | None:
+        """The hidden states [tokens, hidden] of a step; None when the next pipeline stage goes on with them."""
         input_ids, positions = model_inputs(self.requests, inputs)
         metadata: dict[str, Any] = {}
         slot_mapping: dict[str, Tensor] = {}
@@ -226,7 +230,7 @@ class ModelRunner:
             metadata.update(dict.fromkeys(names, built))
             slot_mapping.update(dict.fromkeys(names, common.slot_mapping))
         with set_forward_context(metadata, self.vllm_config, inputs.total_tokens, slot_mapping=slot_mapping):
-            return self.get_model()(input_ids=input_ids, positions=positions)
+            return run_stage(self.get_model(), input_ids=input_ids, positions=positions)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:

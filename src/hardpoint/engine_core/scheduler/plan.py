@@ -59,8 +59,11 @@ class StepPlan:
             for request in self.new
         ]
 
-    def cached_request_data(self, last_step: AbstractSet[str]) -> CachedRequestData:
-        """Deltas for the others; `last_step` holds the ids that the step before computed."""
+    def cached_request_data(self, last_step: AbstractSet[str], with_tokens: bool = False) -> CachedRequestData:
+        """Deltas for the others; `last_step` holds the ids that the step before computed.
+
+        with_tokens  tell their newest tokens, which not all workers have sampled
+        """
         requests = self.running + self.resumed
         blocks = self.blocks
         resumed = {request.request_id for request in self.resumed}
@@ -70,7 +73,7 @@ class StepPlan:
         return CachedRequestData(
             req_ids=ids,
             resumed_req_ids=resumed,
-            new_token_ids=[],
+            new_token_ids=[request.output_token_ids[-1:] for request in requests] if with_tokens else [],
             all_token_ids={r.request_id: r.all_token_ids.copy() for r in requests if r.request_id not in known},
             new_block_ids=[None if blocks[i].is_empty() else blocks[i].get_block_ids() for i in ids],
             num_computed_tokens=[request.num_computed_tokens for request in requests],

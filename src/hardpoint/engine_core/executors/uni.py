@@ -34,7 +34,6 @@ class UniProcExecutor(Executor):
 
     def _start_worker(self, meeting_point: str, rank: int = 0, local_rank: int = 0) -> None:
         self.driver_worker = WorkerWrapperBase(rpc_rank=0)
-        meeting_point = MeetingPoint()
         arguments = {
             "vllm_config": self.vllm_config,
             "local_rank": local_rank,
@@ -42,12 +41,9 @@ class UniProcExecutor(Executor):
             "distributed_init_method": meeting_point,
             "is_driver_worker": True,
         }
-        try:
-            self.collective_rpc("init_worker", args=([arguments],))
-            self.collective_rpc("init_device")
-            self.collective_rpc("load_model")
-        finally:
-            meeting_point.release()
+        self.collective_rpc("init_worker", args=([arguments],))
+        self.collective_rpc("init_device")
+        self.collective_rpc("load_model")
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:

@@ -105,6 +105,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, omit_defaults=True, gc=F
     prompt_token_id_logprobs: Any = None
     # Why a request ended with FinishReason.ERROR, in words for the client.
     error: str | None = None
+    # The parameter that was not acceptable, when that is the reason: the client's mistake, not ours.
+    refused_parameter: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -215,11 +217,54 @@ class Inspected(msgspec.Struct, omit_defaults=True, tag=True):  # inspector -> f
     ledger: list[dict[str, Any]] = []
 
 
+class TokenTable(msgspec.Struct):  # engine core -> grammar compiler, in GrammarCompilerStart
+    """The bytes of every token; none for special tokens and for ids without a token."""
+
+    pieces: list[bytes]
+    special_ids: list[int]
+    eos_token_id: int | None
+
+
+class GrammarCompilerStart(msgspec.Struct):  # engine core -> grammar compiler, answer to Hello
+    """What a grammar compiler needs to begin; `config` is a `VllmConfig` as `config.wire` encodes it."""
+
+    config: bytes
+    table: TokenTable
+
+
+class GrammarJob(msgspec.Struct, array_like=True):  # engine core -> grammar compiler
+    """A constraint to compile on trial.
+
+    kind   name of a `StructuredOutputOptions`
+    style  fields of a `JsonStyle`; None: nothing is asked
+    boots  the backend is a plugin's: load the plugins first
+    """
+
+    backend: str
+    kind: str
+    spec: str
+    stop_token_ids: list[int]
+    style: dict[str, Any] | None = None
+    boots: bool = False
+
+
+class GrammarVerdict(msgspec.Struct, array_like=True, omit_defaults=True):  # grammar compiler -> engine core
+    """How a job stands.
+
+    stage  ready (the backend is loaded and compiles now), done, refused (the constraint is at fault) or
+           failed (the backend is)
+    """
+
+    stage: str
+    reason: str = ""
+    dump: bytes | None = None
+
+
 class WorkerCall(msgspec.Struct, array_like=True, omit_defaults=True):  # engine core -> worker
     """Call a method of the worker; `method` is a name or a function; answered with `UtilityOutput`.
 
     Values are in the form of `links.codec.tagged`. Past `timeout_s` the worker answers with a
-    TimeoutError and goes on to its next call.
+    TimeoutError and goes on to its next call. With `silent` the result stays where it is.
     """
 
     call_id: int
@@ -227,6 +272,7 @@ class WorkerCall(msgspec.Struct, array_like=True, omit_defaults=True):  # engine
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     timeout_s: float | None = None
+    silent: bool = False
 
 
 class Ready(msgspec.Struct, omit_defaults=True, tag=True):  # engine core -> front end, once the model can serve

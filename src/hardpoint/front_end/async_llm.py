@@ -15,14 +15,14 @@ from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.env import envs
 from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
-from hardpoint.front_end.client import AsyncEngineCoreClient
 from hardpoint.front_end.engine_calls import EngineCalls
 from hardpoint.front_end.engine_handle import EngineHandle
-from hardpoint.front_end.engine_process import EngineProcess, preload_for
+from hardpoint.front_end.engine_process import EngineProcess
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
+from hardpoint.front_end.replicas import EngineClientCore, EngineReplicas, connect, engine_of
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
 from hardpoint.log import init_logger
@@ -76,13 +76,13 @@ class AsyncLLM(EngineCalls):
         factories = [*(stat_loggers or []), *load_stat_logger_plugin_factories()]
         # A plugin that wants numbers gets them, whatever the flag says.
         self.log_stats = log_stats or bool(factories)
-        process = engine_process or EngineProcess()
+        process = engine_process or _own_engine(vllm_config)
         try:
             process.begin(vllm_config, executor_class, self.log_stats)
             self._prepare()  # While the model loads.
             self._ready = process.wait_ready()
             note_ready(vllm_config, self._ready)
-            self.engine_core = AsyncEngineCoreClient(process, client_index)
+            self.engine_core = connect(process, client_index)
             self.logger_manager = (
                 start_stat_loggers(vllm_config, factories, log_stats, aggregate_engine_logging)
                 if self.log_stats
@@ -147,7 +147,7 @@ class AsyncLLM(EngineCalls):
         With data_parallel_size_local=0 it is elsewhere, started with `serve --headless`.
         """
         remote = is_remote(engine_args)
-        process = RemoteEngine(engine_args) if remote else EngineProcess(preload_for(engine_args))
+        process = RemoteEngine(engine_args) if remote else engine_of(engine_args)
         try:
             vllm_config = engine_args.create_engine_config(usage_context)
         except BaseException:
@@ -448,7 +448,12 @@ class AsyncLLM(EngineCalls):
             _end(self.engine_core, self.logger_manager, timeout)
 
 
-def _end(core: AsyncEngineCoreClient, loggers: StatLoggerManager | None, timeout: float | None = None) -> None:
+def _own_engine(vllm_config: VllmConfig) -> EngineHandle:
+    size = vllm_config.parallel_config.data_parallel_size
+    return EngineProcess() if size == 1 else EngineReplicas.start(size)
+
+
+def _end(core: EngineClientCore, loggers: StatLoggerManager | None, timeout: float | None = None) -> None:
     if loggers is not None:
         loggers.stop()
     core.shutdown(timeout)

@@ -106,9 +106,16 @@ class AsyncEngineCoreClient:
     """The engine core for a front end that runs on an event loop.
 
     Build it once `process.wait_ready()` has returned; use it from one event loop.
+
+    outputs  where outputs go, for who reads those of several engine cores; a queue of its own unless given
     """
 
-    def __init__(self, process: EngineHandle, client_index: int = 0) -> None:
+    def __init__(
+        self,
+        process: EngineHandle,
+        client_index: int = 0,
+        outputs: asyncio.Queue[EngineCoreOutputs | BaseException] | None = None,
+    ) -> None:
         self.process = process
         self.client_index = client_index
         self._wire = _open(process, client_index)
@@ -116,7 +123,7 @@ class AsyncEngineCoreClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._socket: Any = None
         self._reader: asyncio.Task[None] | None = None
-        self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = asyncio.Queue()
+        self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = outputs or asyncio.Queue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         process.on_death(self._died)
 
@@ -137,7 +144,7 @@ class AsyncEngineCoreClient:
 
     async def get_output_async(self) -> EngineCoreOutputs:
         """Wait for what the next step made. Raises EngineDeadError."""
-        self._start()
+        self.start()
         outputs = await self._outputs.get()
         if isinstance(outputs, BaseException):
             raise outputs
@@ -149,7 +156,7 @@ class AsyncEngineCoreClient:
         Raises the like of what it raised, TimeoutError past `timeout_s`, EngineDeadError.
         """
         call = self._wire.call(method, args, kwargs)
-        self._start()
+        self.start()
         assert self._loop is not None
         future = self._loop.create_future()
         self._calls[call.call_id] = future
@@ -193,11 +200,11 @@ class AsyncEngineCoreClient:
 
     async def _send(self, kind: EngineCoreRequestType, message: Any) -> None:
         self.process.check()
-        self._start()
+        self.start()
         await self._socket.send_multipart(self._wire.frames(kind, message))
 
-    def _start(self) -> None:
-        """Bind to the running event loop, once."""
+    def start(self) -> None:
+        """Bind to the running event loop and begin to read, once."""
         if self._reader is not None:
             return
         self._loop = asyncio.get_running_loop()

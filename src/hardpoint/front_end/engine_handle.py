@@ -101,3 +101,12 @@ def no_remote_engine() -> ConfigError:
         code="config-unsupported",
         fix="leave it out",
     )
+
+
+def no_replicas(where: str) -> ConfigError:
+    """The error for data_parallel_size above 1 where one engine core is used."""
+    return ConfigError(
+        f"data_parallel_size is more than 1: replicas serve `hardpoint serve` and AsyncLLM, not {where}",
+        code="config-unsupported",
+        fix="leave it out, or start one process per replica",
+    )

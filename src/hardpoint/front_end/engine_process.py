@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -33,9 +34,10 @@ class EngineProcess(EngineHandle):
     """One engine core process. It runs from construction on; `begin` gives it its configuration.
 
     preload  modules it should import while the configuration is still being made
+    index    its data-parallel rank
     """
 
-    def __init__(self, preload: Sequence[str] = ()) -> None:
+    def __init__(self, preload: Sequence[str] = (), index: int = 0) -> None:
         super().__init__()
         self._reason: StartFailed | None = None
         self._folder = SocketFolder()
@@ -43,7 +45,9 @@ class EngineProcess(EngineHandle):
         self._environ = dict(os.environ)
         arguments = [part for module in preload for part in ("--preload", module)]
         try:
-            self.child: Child = spawn_child(_MODULE, "engine core", arguments=arguments, folder=self._folder.path)
+            self.child: Child = spawn_child(
+                _MODULE, "engine core", index, arguments=arguments, folder=self._folder.path
+            )
         except BaseException:
             self._folder.remove()
             raise
@@ -140,7 +144,8 @@ def preload_for(args: Any) -> list[str]:
 
     With several ranks the workers are processes of their own and the engine core needs no torch.
     """
-    ranks = getattr(args, "tensor_parallel_size", 1) * getattr(args, "pipeline_parallel_size", 1)
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    ranks = math.prod(getattr(args, name, 1) for name in sizes)
     backend = getattr(args, "distributed_executor_backend", None)
     if ranks != 1 or backend not in (None, "uni"):
         return []

@@ -20,7 +20,7 @@ from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.client import InProcessClient, SyncClient, SyncEngineCoreClient
-from hardpoint.front_end.engine_handle import no_remote_engine
+from hardpoint.front_end.engine_handle import no_remote_engine, no_replicas
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
@@ -62,11 +62,15 @@ class LLMEngine:
         multiprocess_mode: bool = False,
         engine_process: EngineProcess | None = None,
     ) -> None:
+        parallel = vllm_config.parallel_config
+        if parallel.data_parallel_size > 1:
+            raise no_replicas("LLM and LLMEngine")
         self.vllm_config = vllm_config
         self.model_config = vllm_config.model_config
         factories = [*(stat_loggers or []), *load_stat_logger_plugin_factories()]
         self.log_stats = log_stats or bool(factories)
-        if multiprocess_mode:
+        # The ranks of a launcher plan the same steps only if each plans in the script's own process.
+        if multiprocess_mode and parallel.distributed_executor_backend != "external_launcher":
             self._start_process(vllm_config, executor_class, engine_process)
         else:
             self._start_here(vllm_config, executor_class)
@@ -139,6 +143,9 @@ class LLMEngine:
         if is_remote(engine_args):
             raise no_remote_engine()
         multiprocess = enable_multiprocessing or envs.VLLM_ENABLE_V1_MULTIPROCESSING
+        if engine_args.data_parallel_size > 1:
+            raise no_replicas("LLM and LLMEngine")
+        multiprocess = multiprocess and engine_args.distributed_executor_backend != "external_launcher"
         process = EngineProcess(preload_for(engine_args)) if multiprocess else None
         try:
             vllm_config = engine_args.create_engine_config(usage_context)

@@ -51,7 +51,7 @@ def start_stat_loggers(
     """
     manager = StatLoggerManager(
         vllm_config,
-        [0],
+        list(range(vllm_config.parallel_config.data_parallel_size)),
         custom_stat_loggers=factories,
         enable_default_loggers=defaults,
         aggregate_engine_logging=aggregate,

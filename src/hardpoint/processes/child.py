@@ -37,7 +37,7 @@ def run_child(
     """
     link = attach(argv, parser)
     let_waiting_threads_sleep()
-    configure(name)
+    configure(f"{name} {link.index}" if link.index else name)
     try:
         boot(role)
         link.send(Hello(pid=os.getpid(), role=name, index=link.index))

@@ -19,6 +19,7 @@ from typing import Any
 import zmq
 
 from hardpoint.config.resolve import settle_again
+from hardpoint.config.sections import ParallelConfig
 from hardpoint.config.wire import from_wire
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.worker_calls import describe_error
@@ -51,8 +52,10 @@ _STALLED_WAIT_MS = 2
 class EngineCoreLoop:
     """Reads requests, steps, sends outputs, until `stop` or an error that no request can outlive."""
 
-    def __init__(self, core: EngineCore, router: Any, drain_s: float) -> None:
+    def __init__(self, core: EngineCore, router: Any, drain_s: float, index: int = 0) -> None:
         self._core = core
+        # Which replica this is, for who reads the outputs of several.
+        self._index = index
         self._router = router
         self._drain_s = drain_s
         self._stop_at: float | None = None
@@ -197,6 +200,7 @@ class EngineCoreLoop:
         self._send(identity, EngineCoreOutputs(utility_output=answer))
 
     def _send(self, identity: bytes, outputs: EngineCoreOutputs) -> None:
+        outputs.engine_index = self._index
         try:
             self._router.send_multipart([identity, self._encoder.encode(outputs)], copy=False)
         except zmq.ZMQError as error:
@@ -258,6 +262,7 @@ def _serve(link: ParentLink) -> int:
 
 def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
     config = from_wire(start.config)
+    _take_rank(config.parallel_config, link.index)
     # The platform's hooks run here again, as in vLLM, but before anything is built from the result.
     settle_again(config)
     executor_class = load_ref(start.executor_class) if start.executor_class else Executor.get_class(config)
@@ -269,7 +274,7 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
 
     core = EngineCore(config, executor_class, start.log_stats, worker_ended)
     try:
-        loop = EngineCoreLoop(core, router, config.shutdown_timeout)
+        loop = EngineCoreLoop(core, router, config.shutdown_timeout, link.index)
         loop.stop_on_sigterm()
         link.send(ready_message(core, link.index))
         loop.run()
@@ -281,6 +286,12 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         core.shutdown()
     return 0
+
+
+def _take_rank(parallel: ParallelConfig, rank: int) -> None:
+    """Make the configuration, which all replicas are sent, that of one."""
+    if parallel.data_parallel_size > 1:
+        parallel.data_parallel_rank = parallel.data_parallel_rank_local = parallel.data_parallel_index = rank
 
 
 def _what_ended(executor: Executor) -> str:

@@ -15,8 +15,8 @@ from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.engine_handle import EngineHandle
-from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
+from hardpoint.front_end.replicas import engine_of
 from hardpoint.links.strays import end_strays, mark_run
 from hardpoint.log import configure, init_logger
 from hardpoint.processes.listening import Listener, listen
@@ -118,7 +118,7 @@ def _engine_of(engine_args: AsyncEngineArgs) -> EngineHandle | None:
     # A plugin's platform may set up the environment while the configuration is made, before
     # anything of the engine core may run; ours does not.
     built_in = type(load_ref(_PLATFORM)).__module__.startswith("hardpoint.")
-    return EngineProcess(preload_for(engine_args)) if built_in else None
+    return engine_of(engine_args) if built_in else None
 
 
 def _import_server() -> None:

@@ -18,6 +18,7 @@ from hardpoint.extensions.discovery import Allowlist, catalogue
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.points import group_row
 from hardpoint.extensions.rows import Role
+from hardpoint.front_end.engine_handle import no_replicas
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.links.strays import end_strays, mark_run
 from hardpoint.links.tcp import Endpoint, endpoint_of
@@ -87,6 +88,8 @@ def _refuse(args: Namespace) -> None:
     """Refuse what the command line asks of an HTTP server, and an engine that is elsewhere."""
     given = [flag.names[0] for flag in FRONT_END_FLAGS if getattr(args, flag.dest, flag.default) != flag.default]
     given = [name for name in given if name != "--headless"]
+    if args.data_parallel_size > 1:
+        raise no_replicas("an engine without an HTTP server")
     if args.data_parallel_size_local == 0:
         given.append("--data-parallel-size-local 0")
     if given:

@@ -111,6 +111,7 @@ VARIABLES = (
     Variable("VLLM_CPU_INT4_W4A8", _flag, True, "int4 kernel choice on CPU"),
     Variable("VLLM_KV_CACHE_LAYOUT", str, None, "force a layout (LBNHC, LBHNC, ...; NHD, HND)"),
     Variable("VLLM_BATCH_INVARIANT", _flag, False, "deterministic regardless of batch"),
+    Variable("VLLM_MOE_ROUTING_SIMULATION_STRATEGY", str, "", "route tokens to experts by this strategy, to measure"),
     Variable("VLLM_FLOAT32_MATMUL_PRECISION", str, "highest", "highest, high, medium"),
     Variable("VLLM_COMPUTE_NANS_IN_LOGITS", _flag, False, "count NaNs"),
     Variable("VLLM_RAISE_ON_LOGIT_NANS", _flag, False, "raise on NaN"),

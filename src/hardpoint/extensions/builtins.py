@@ -14,6 +14,8 @@ BUILTINS: dict[str, dict[str, str]] = {
         "Gemma3ForCausalLM": "hardpoint.worker.models.gemma3:Gemma3ForCausalLM",
         "Phi3ForCausalLM": "hardpoint.worker.models.phi3:Phi3ForCausalLM",
         "OPTForCausalLM": "hardpoint.worker.models.opt:OPTForCausalLM",
+        "MixtralForCausalLM": "hardpoint.worker.models.mixtral:MixtralForCausalLM",
+        "Qwen3MoeForCausalLM": "hardpoint.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
         "GPT2LMHeadModel": "hardpoint.worker.models.gpt2:GPT2LMHeadModel",
     },
     "attention_backends": {
@@ -28,6 +30,13 @@ BUILTINS: dict[str, dict[str, str]] = {
         "safetensors": "hardpoint.worker.loaders.default:DefaultModelLoader",
         "gguf": "hardpoint.worker.loaders.gguf:GGUFModelLoader",
         "dummy": "hardpoint.worker.loaders.dummy:DummyModelLoader",
+    },
+    # `auto` asks them in this order.
+    "structured_output_backends": {
+        "guidance": "hardpoint.engine_core.structured.guidance:GuidanceBackend",
+        "xgrammar": "hardpoint.engine_core.structured.xgrammar_backend:XgrammarBackend",
+        "outlines": "hardpoint.engine_core.structured.outlines_backend:OutlinesBackend",
+        "lm-format-enforcer": "hardpoint.engine_core.structured.format_enforcer:FormatEnforcerBackend",
     },
 }
 

@@ -79,5 +79,7 @@ BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
     "Gemma3ForCausalLM": _decoder("Gemma3ForCausalLM"),
     "Phi3ForCausalLM": _decoder("Phi3ForCausalLM"),
     "OPTForCausalLM": _decoder("OPTForCausalLM"),
+    "MixtralForCausalLM": _decoder("MixtralForCausalLM"),
+    "Qwen3MoeForCausalLM": _decoder("Qwen3MoeForCausalLM"),
     "GPT2LMHeadModel": _decoder("GPT2LMHeadModel", lora=False),
 }

@@ -15,6 +15,7 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 GEMMA = {**BASE, "head_dim": 16, "query_pre_attn_scalar": 24}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+EXPERTS = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 VARIANTS = {
     "qwen2": ("Qwen2Config", BASE),
     "qwen2 tied, yarn": ("Qwen2Config", {**BASE, "tie_word_embeddings": True, "rope_parameters": YARN}),
@@ -48,6 +49,12 @@ VARIANTS = {
     "phi3 turned in part": (
         "Phi3Config",
         {**BASE, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    ),
+    "mixtral": ("MixtralConfig", {**BASE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 20}),
+    "qwen3 with experts": ("Qwen3MoeConfig", {**BASE, **EXPERTS, "norm_topk_prob": True}),
+    "qwen3 with experts in some layers": (
+        "Qwen3MoeConfig",
+        {**BASE, **EXPERTS, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1]},
     ),
     "opt": ("OPTConfig", SMALL_OPT),
     "opt with norms behind and narrow embeddings": (

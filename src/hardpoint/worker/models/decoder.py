@@ -325,9 +325,9 @@ class DecoderForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
     soft_cap  logits are bent to stay within it; None = they are not
     """
 
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = PACKED_MODULES
+    packed_modules_mapping = PACKED_MODULES
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
-    model_type: ClassVar[type[nn.Module]] = DecoderModel
+    model_type: ClassVar[Callable[..., Any]] = DecoderModel
     # From a checkpoint's names to those below `load_weights`; what is fused is the model's own business.
     checkpoint_mapper: ClassVar[WeightsMapper | None] = None
 

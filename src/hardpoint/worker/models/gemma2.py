@@ -57,8 +57,11 @@ class Gemma2DecoderLayer(nn.Module):
         self.mlp = GatedMLP(
             config.hidden_size, config.intermediate_size, config.hidden_activation, quant_config, prefix=f"{prefix}.mlp"
         )
-        for name in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
-            self.add_module(f"{name}_layernorm", GemmaRMSNorm(config.hidden_size, eps=norm_eps_of(config)))
+        hidden, eps = config.hidden_size, norm_eps_of(config)
+        self.input_layernorm = GemmaRMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = GemmaRMSNorm(hidden, eps=eps)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(hidden, eps=eps)
+        self.post_feedforward_layernorm = GemmaRMSNorm(hidden, eps=eps)
 
     def forward(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None

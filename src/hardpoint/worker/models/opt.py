@@ -255,7 +255,7 @@ class OPTModel(nn.Module):
 class OPTForCausalLM(nn.Module, SupportsPP, SupportsLoRA):
     """OPT with its output head."""
 
-    packed_modules_mapping: ClassVar[dict[str, list[str]]] = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
     # The first checkpoints lack the outer name.
     hf_to_vllm_mapper: ClassVar[WeightsMapper] = WeightsMapper(orig_to_new_prefix={"decoder.": "model.decoder."})

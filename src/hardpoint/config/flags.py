@@ -37,7 +37,6 @@ NO_POOLING = "pooling models are not supported yet"
 NO_LORA = "adapters are not supported yet"
 NO_SPEC = "speculative decoding is not supported yet"
 NO_TOOLS = "tool calls and reasoning parsers are not supported yet"
-NO_GRAMMAR = "structured outputs are not supported yet"
 NO_RANKS = "this way to use several ranks is not supported yet"
 ONE_FRONT = "the replicas of a model are all this server's own"
 ONE_NODE = "the mp executor runs on one machine; use --distributed-executor-backend ray for several"
@@ -319,7 +318,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--mm-ipc-gpu-memory-gb",       FLOAT, 0,      "", "", NEVER + "there is no media pool on a device", (0.0,)),
     ),
     "Structured outputs, reasoning, tools": (
-        F("--structured-outputs-config",  JSON,  None,   "structured_outputs_config", "grammar settings", NO_GRAMMAR),
+        F("--structured-outputs-config",  JSON,  None,   "structured_outputs_config", "grammar settings"),
         F("--reasoning-parser",           STR,   "",     "structured_outputs_config.reasoning_parser", "parser name", NO_TOOLS),
         F("--reasoning-parser-plugin",    STR,   "",     "structured_outputs_config.reasoning_parser_plugin", "file imported first", NO_TOOLS),
         F("--reasoning-config",           JSON,  None,   "reasoning_config", "budget delimiters", NO_TOOLS),
@@ -442,7 +441,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
     ),
     "Processes": (
         F("--headless",                   BOOL,  False,  "", "the engine without an HTTP server, for a server with --data-parallel-size-local 0 that uses it"),
-        F("--api-server-count -asc",      INT,   None,   "", "HTTP server processes", "one HTTP server per engine is supported yet", (1,)),
+        F("--api-server-count -asc",      INT,   None,   "", "API server processes that share the port and the engine; default: 1, which is this process"),
         F("--grpc",                       BOOL,  False,  "", "", NEVER + "there is no gRPC server"),
         F("--grpc-port",                  INT,   None,   "", "", NEVER + "there is no gRPC server"),
         F("--data-parallel-supervisor-port", INT, 9256,  "", "", NEVER + "there is no supervisor with a port per rank"),

@@ -15,6 +15,7 @@ from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
 from hardpoint.engine_core.refusals import why_refused
 from hardpoint.engine_core.request import BlockHasher, Request
 from hardpoint.engine_core.start import choose_scheduler, make_scheduler, plan_kv_cache
+from hardpoint.engine_core.structured.manager import StructuredOutputManager
 from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.types.finish import FinishReason, RequestStatus
@@ -29,6 +30,9 @@ logger = init_logger(__name__)
 
 OutputsByClient = dict[int, EngineCoreOutputs]
 _PAUSE_MODES = ("abort", "wait", "keep")
+# How long a step waits for a grammar when there is nothing else to do; messages wait as long.
+_GRAMMAR_WAIT_S = 0.005
+_GRAMMAR_PARAMETER = "structured_outputs"
 
 
 class EngineCore:
@@ -54,6 +58,8 @@ class EngineCore:
         self._held: list[Request] = []
         self._drained: Future[None] | None = None
         self._clear_cache_when_drained = False
+        # As early as the next: a backend that is not installed should not take that long to be refused.
+        self.structured_output_manager = StructuredOutputManager(vllm_config)
         # Before the model is loaded: a class that cannot be used should not take that long to be refused.
         scheduler_class = choose_scheduler(vllm_config, executor_class)
         self.model_executor = executor_class(vllm_config)
@@ -62,7 +68,7 @@ class EngineCore:
                 self.model_executor.register_failure_callback(executor_fail_callback)
             self.kv_cache_config: KVCacheConfig = plan_kv_cache(vllm_config, self.model_executor)
             self.scheduler: SchedulerInterface = make_scheduler(
-                scheduler_class, vllm_config, self.kv_cache_config,
+                scheduler_class, vllm_config, self.kv_cache_config, self.structured_output_manager,
                 include_finished_set=include_finished_set, log_stats=log_stats,
             )  # fmt: skip
             self._in_flight = StepsInFlight(
@@ -88,6 +94,7 @@ class EngineCore:
         Raises ValueError for an id that is in use, since an output could not say whose it is.
         """
         held = any(added.request_id == request.request_id for added in self._held)
+        held = held or request.request_id in self.structured_output_manager
         if held or request.request_id in getattr(self.scheduler, "requests", ()):
             raise ValueError(f"request id {request.request_id!r} is in use")
         refusal = why_refused(request, self.vllm_config, self.get_supported_tasks())
@@ -99,15 +106,37 @@ class EngineCore:
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        if self._in_flight.computes(request.request_id):
-            self._held.append(added)
-        else:
-            self.scheduler.add_request(added)
+        refusal = self._why_unbound(request)
+        if refusal is not None:
+            self._refuse(request, refusal, _GRAMMAR_PARAMETER)
+            return
+        self.structured_output_manager.grammar_init(added, request)
+        self._queue(added)
         if request.abort_immediately:
             self._abort_visibly([request.request_id])
 
-    def _refuse(self, request: EngineCoreRequest, reason: str) -> None:
-        output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ERROR, error=reason)
+    def _why_unbound(self, request: EngineCoreRequest) -> str | None:
+        """Why a request's constraint could not be kept, before anything is compiled."""
+        if request.sampling_params is None or request.sampling_params.structured_outputs is None:
+            return None
+        if type(self.scheduler).get_grammar_bitmask is SchedulerInterface.get_grammar_bitmask:
+            return f"the scheduler {type(self.scheduler).__name__} has no structured outputs"
+        return self.structured_output_manager.why_refused(request)
+
+    def _queue(self, request: Request) -> None:
+        """Hand a request to the scheduler, as soon as its grammar is compiled and its id is free."""
+        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+            self.structured_output_manager.hold(request)
+        elif self._in_flight.computes(request.request_id):
+            self._held.append(request)
+        else:
+            self.scheduler.add_request(request)
+
+    def _refuse(self, request: EngineCoreRequest | Request, reason: str, parameter: str | None = None) -> None:
+        """Answer a request with an error; with a parameter it is the client's mistake."""
+        output = EngineCoreOutput(
+            request.request_id, [], finish_reason=FinishReason.ERROR, error=reason, refused_parameter=parameter
+        )
         self._early_outputs.append((request.client_index, output))
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -117,6 +146,7 @@ class EngineCore:
     def _end_requests(self, request_ids: list[str] | None) -> list[Request]:
         ended = [held for held in self._held if request_ids is None or held.request_id in request_ids]
         self._held = [held for held in self._held if held not in ended]
+        ended += self.structured_output_manager.drop(request_ids)
         return [*ended, *(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED) or ())]
 
     def _abort_visibly(self, request_ids: list[str] | None) -> None:
@@ -127,7 +157,10 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return bool(self._early_outputs or self._in_flight or self._drained or self.scheduler.has_requests())
+        return self._has_steps() or bool(self._drained or len(self.structured_output_manager))
+
+    def _has_steps(self) -> bool:
+        return bool(self._early_outputs or self._in_flight or self.scheduler.has_requests())
 
     # Stepping.
 
@@ -137,10 +170,29 @@ class EngineCore:
         Returns the outputs by front end, and whether the model computed something. The outputs of a step
         are returned before another is planned, so that nothing that goes wrong later can lose them.
         """
+        self._admit_compiled()
         outputs, executed = self._step_alone() if self._in_flight.limit == 1 else self._step_ahead()
         self._add_early_outputs(outputs)
+        self._count_held(outputs)
         self._end_drain()
         return outputs, executed
+
+    def _admit_compiled(self) -> None:
+        """Let the requests go on whose grammars are compiled; waits a moment when there is nothing else to do."""
+        manager = self.structured_output_manager
+        if len(manager) and not self._has_steps():
+            manager.wait(_GRAMMAR_WAIT_S)
+        for request, reason, is_clients_fault in manager.take_settled():
+            if reason is None:
+                request.status = RequestStatus.WAITING
+                self._queue(request)
+            else:
+                self._refuse(request, reason, _GRAMMAR_PARAMETER if is_clients_fault else None)
+
+    def _count_held(self, outputs: OutputsByClient) -> None:
+        for batch in outputs.values():
+            if batch.scheduler_stats is not None:
+                batch.scheduler_stats.num_waiting_reqs += len(self.structured_output_manager)
 
     def _step_alone(self) -> tuple[OutputsByClient, bool]:
         if not self.scheduler.has_requests():
@@ -174,10 +226,7 @@ class EngineCore:
     def _add_held(self) -> None:
         held, self._held = self._held, []
         for request in held:
-            if self._in_flight.computes(request.request_id):
-                self._held.append(request)
-            else:
-                self.scheduler.add_request(request)
+            self._queue(request)
 
     def _grammar_of(self, plan: SchedulerOutput) -> GrammarOutput | None:
         return self.scheduler.get_grammar_bitmask(plan)
@@ -206,9 +255,14 @@ class EngineCore:
                 ledger.merge(entries)
         return [entry.to_dict() for entry in ledger.entries()]
 
+    def add_ledger(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the ledger of a front end for the others."""
+        ledger.merge(entries)
+
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
-        return self.scheduler.get_request_counts()
+        running, waiting = self.scheduler.get_request_counts()
+        return running, waiting + len(self.structured_output_manager)
 
     def collective_rpc(
         self,
@@ -324,6 +378,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """End scheduler and workers."""
         self.scheduler.shutdown()
+        self.structured_output_manager.shutdown()
         self.model_executor.shutdown()
 
 

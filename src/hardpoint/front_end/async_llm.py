@@ -15,6 +15,7 @@ from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.env import envs
 from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
+from hardpoint.extensions.ledger import ledger
 from hardpoint.front_end.engine_calls import EngineCalls
 from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.front_end.engine_process import EngineProcess
@@ -66,8 +67,8 @@ class AsyncLLM(EngineCalls):
         profiler: Any = None,
         engine_process: EngineHandle | None = None,
     ) -> None:
-        if client_addresses is not None or client_count != 1:
-            raise NotImplementedError("several API servers for one engine are not supported by this version")
+        if client_addresses is not None:
+            raise NotImplementedError("several API servers for one engine are started by serve --api-server-count")
         if profiler is not None:
             raise NotImplementedError("profiling the front end is not supported by this version")
         self.vllm_config = vllm_config
@@ -84,13 +85,14 @@ class AsyncLLM(EngineCalls):
             note_ready(vllm_config, self._ready)
             self.engine_core = connect(process, client_index)
             self.logger_manager = (
-                start_stat_loggers(vllm_config, factories, log_stats, aggregate_engine_logging)
+                start_stat_loggers(vllm_config, factories, log_stats, aggregate_engine_logging, client_count)
                 if self.log_stats
                 else None
             )
         except BaseException:
             process.abandon()
             raise
+        self._client_count = client_count
         self._output_task: asyncio.Task[None] | None = None
         # The tasks that read outputs hold the client, not this object.
         self._finalizer = weakref.finalize(self, _end, self.engine_core, self.logger_manager)
@@ -417,6 +419,16 @@ class AsyncLLM(EngineCalls):
             error = EngineDeadError(f"outputs cannot be processed any more: {error}", code="engine-outputs")
             self.engine_core.process.fail(error)
         self.output_processor.propagate_error(error)
+
+    async def publish_ledger(self) -> None:
+        """Let the other front ends of this engine know what happened in this one."""
+        if self._client_count > 1:
+            await self._call("add_ledger", ledger.export())
+
+    async def get_ledger(self) -> list[dict[str, Any]]:
+        """The ledger of all processes, oldest entry first."""
+        await self.publish_ledger()
+        return await super().get_ledger()
 
     # The rest of `EngineClient`; what the engine core answers is in `EngineCalls`.
 

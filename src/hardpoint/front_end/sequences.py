@@ -42,12 +42,17 @@ def note_ready(vllm_config: VllmConfig, ready: Ready) -> None:
 
 
 def start_stat_loggers(
-    vllm_config: VllmConfig, factories: list[StatLoggerFactory], defaults: bool, aggregate: bool
+    vllm_config: VllmConfig,
+    factories: list[StatLoggerFactory],
+    defaults: bool,
+    aggregate: bool,
+    client_count: int = 1,
 ) -> StatLoggerManager:
     """The stat loggers of a started engine, writing already.
 
-    factories  the caller's and the plugins'
-    defaults   the console logger too
+    factories     the caller's and the plugins'
+    defaults      the console logger too
+    client_count  front ends of this engine, each with loggers of its own
     """
     manager = StatLoggerManager(
         vllm_config,
@@ -55,6 +60,7 @@ def start_stat_loggers(
         custom_stat_loggers=factories,
         enable_default_loggers=defaults,
         aggregate_engine_logging=aggregate,
+        client_count=client_count,
     )
     manager.log_engine_initialized()
     manager.start()

@@ -175,9 +175,11 @@ def spawn_child(
     arguments: Sequence[str] = (),
     output: tuple[IO[bytes], IO[bytes]] | None = None,
     folder: Path | None = None,
+    inherited: Sequence[int] = (),
 ) -> Child:
     """Start `python -m module` as a child of this process.
 
+    inherited  descriptors that the child gets under the same numbers
     output  files for its standard output and error; ours unless given
     folder  what the child removes should this process die
     The environment is passed on unchanged and so is `sys.path`, so that a plugin found here
@@ -192,7 +194,12 @@ def spawn_child(
     stdout, stderr = output or (None, None)
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, pass_fds=fds, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(*fds, *inherited),
+            start_new_session=True,
         )
     except OSError as error:
         os.close(life_write)

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import threading
 from argparse import Namespace
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.env import envs
-from hardpoint.errors import AdmissionError, HardpointError
+from hardpoint.errors import AdmissionError, ConfigError, HardpointError
 from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
@@ -29,7 +30,8 @@ logger = init_logger(__name__)
 # The platform is chosen at its first use, which is the boot's, when logging is set up.
 _PLATFORM = "hardpoint.platforms:current_platform"
 # Loaded once the engine core is on its way: fastapi, uvicorn and the tokenizers take a while.
-_ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
+ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
+_LAUNCH = "hardpoint.processes.launcher:launch"
 _BUILD_APP = "hardpoint.front_end.server.app:build_app"
 _LOAD_MIDDLEWARE = "hardpoint.front_end.server.middleware:load_middleware"
 _INIT_APP_STATE = "hardpoint.front_end.server.app:init_app_state"
@@ -64,16 +66,33 @@ def serve(args: Namespace) -> int:
 
 
 def _serve(args: Namespace, signals: StopSignals) -> int:
-    _check_early(args)
+    check_early(args)
+    count = _api_servers(args)
     with contextlib.closing(listen(args)) as listener:
         mark_run()
         boot(Role.FRONT_END)
         _check_middleware(args)
-        engine = _start_engine(args)
+        if count > 1:
+            return load_ref(_LAUNCH)(args, listener, signals, count)
+        engine = start_engine(args)
         try:
-            return _run(args, listener, engine, signals)
+            return serve_requests(args, listener, engine, signals, lambda: logger.info("ready: %s", listener.where))
         finally:
             engine.shutdown()
+
+
+def _api_servers(args: Namespace) -> int:
+    """How many API servers the flags ask for. Raises ConfigError for a number that cannot be."""
+    count = getattr(args, "api_server_count", None)
+    if count is None or count == 1:
+        return 1
+    if count < 1:
+        what = "at least one is needed"
+    elif args.data_parallel_size_local == 0:
+        what = "an engine that is elsewhere lets one front end in at a time (--data-parallel-size-local 0)"
+    else:
+        return count
+    raise ConfigError(f"--api-server-count is {count}: {what}", code="flag", origin="--api-server-count")
 
 
 def _check_middleware(args: Namespace) -> None:
@@ -82,7 +101,7 @@ def _check_middleware(args: Namespace) -> None:
         load_ref(_LOAD_MIDDLEWARE)(path)
 
 
-def _check_early(args: Namespace) -> None:
+def check_early(args: Namespace) -> None:
     """Find what is wrong with flags and files that are needed only once the model is loaded."""
     load_ref(_SETTINGS).from_args(args)
     if getattr(args, "chat_template", None):
@@ -91,14 +110,15 @@ def _check_early(args: Namespace) -> None:
         load_ref(_CHECK_TLS)(args)
 
 
-def _start_engine(args: Namespace) -> AsyncLLM:
+def start_engine(args: Namespace) -> AsyncLLM:
+    """Resolve the configuration and start the engine for `serve`'s flags. Raises the HardpointError that prevents it."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    process = _engine_of(engine_args)
+    process = early_engine(engine_args)
     # While the engine core imports torch, and later while we wait for its model.
     threading.Thread(target=_import_server, name="import", daemon=True).start()
     try:
         vllm_config = engine_args.create_engine_config("server")
-        engine_class = load_ref(_ASYNC_LLM)
+        engine_class = load_ref(ASYNC_LLM)
         return engine_class.from_vllm_config(
             vllm_config,
             enable_log_requests=engine_args.enable_log_requests,
@@ -111,8 +131,8 @@ def _start_engine(args: Namespace) -> AsyncLLM:
         raise
 
 
-def _engine_of(engine_args: AsyncEngineArgs) -> EngineHandle | None:
-    """The engine that is elsewhere, or ours, started early where that can be."""
+def early_engine(engine_args: AsyncEngineArgs) -> EngineHandle | None:
+    """The engine that is elsewhere, or ours, started early where that can be; None where it cannot."""
     if is_remote(engine_args):
         return RemoteEngine(engine_args)
     # A plugin's platform may set up the environment while the configuration is made, before
@@ -122,21 +142,29 @@ def _engine_of(engine_args: AsyncEngineArgs) -> EngineHandle | None:
 
 
 def _import_server() -> None:
-    for ref in (_ASYNC_LLM, _HTTP_SERVER, _BUILD_APP):
+    for ref in (ASYNC_LLM, _HTTP_SERVER, _BUILD_APP):
         # An error shows where the thing is used.
         with contextlib.suppress(Exception):
             load_ref(ref)
 
 
-def _run(args: Namespace, listener: Listener, engine: AsyncLLM, signals: StopSignals) -> int:
+def serve_requests(
+    args: Namespace, listener: Listener, engine: AsyncLLM, signals: StopSignals, tell_ready: Callable[[], object]
+) -> int:
+    """Take requests for a started engine until told to end; return the exit status.
+
+    tell_ready  called once requests are taken
+    """
     with asyncio.Runner(loop_factory=load_ref(_UVLOOP)) as runner:
         loop = runner.get_loop()
         stop = asyncio.Event()
         signals.listen_with(lambda: loop.call_soon_threadsafe(stop.set))
-        return runner.run(_serve_until(stop, args, listener, engine))
+        return runner.run(_serve_until(stop, args, listener, engine, tell_ready))
 
 
-async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener, engine: AsyncLLM) -> int:
+async def _serve_until(
+    stop: asyncio.Event, args: Namespace, listener: Listener, engine: AsyncLLM, tell_ready: Callable[[], object]
+) -> int:
     app = load_ref(_BUILD_APP)(args, await engine.get_supported_tasks())
     await load_ref(_INIT_APP_STATE)(engine, app.state, args)
     report_unused_settings(final=True)
@@ -144,7 +172,8 @@ async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener,
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stop.wait())
     dying = asyncio.create_task(engine.wait_for_death())
-    logger.info("ready: %s", listener.where)
+    await _publish_ledger(engine)
+    tell_ready()
     done, _ = await asyncio.wait([serving, stopping, dying], return_when=asyncio.FIRST_COMPLETED)
     if dying in done and stopping not in done:
         await _linger(stopping)
@@ -157,6 +186,13 @@ async def _serve_until(stop: asyncio.Event, args: Namespace, listener: Listener,
     await serving
     # A server that ended although nobody asked for it did not end well either.
     return 1 if engine.errored or serving in done else 0
+
+
+async def _publish_ledger(engine: AsyncLLM) -> None:
+    """Let the other API servers of this engine know what happened here, for /plugins."""
+    publish = getattr(engine, "publish_ledger", None)
+    if publish is not None:
+        await publish()
 
 
 async def _linger(stopping: asyncio.Task[bool]) -> None:

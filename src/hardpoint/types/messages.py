@@ -195,6 +195,22 @@ class WorkerStart(msgspec.Struct, omit_defaults=True):  # engine core -> worker,
     is_driver_worker: bool = False
 
 
+class ApiServerStart(msgspec.Struct, omit_defaults=True):  # launcher -> API server, answer to Hello
+    """What one of several API servers needs to begin. A `Ready` follows, and a `StartFailed` when the engine ends.
+
+    args       `serve`'s parsed flags by name, in the form of `links.codec.pack`
+    where      what the shared socket listens on, for people
+    addresses  the sockets of the engine cores, by rank
+    """
+
+    args: bytes
+    where: str
+    addresses: list[str]
+    client_count: int
+    ledger: list[dict[str, Any]] = []
+    environ: dict[str, str | None] = {}
+
+
 class Inspect(msgspec.Struct):  # front end -> inspector, answer to Hello
     """The model class to look at, as "module:Class"."""
 

@@ -143,6 +143,8 @@ def exposition() -> bytes:
     if os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
+        # Made of the ledger, which holds all processes itself.
+        registry.register(_PluginMetrics())  # type: ignore[arg-type]
         return generate_latest(registry)
     show_plugin_metrics()
     return generate_latest(prometheus_client.REGISTRY)

@@ -18,13 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
-COMMON = ("api.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "kernels_generic.cpp")
+COMMON = (
+    "api.cpp", "attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "program.cpp",
+    "floats_generic.cpp", "kernels_generic.cpp",
+)  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = (*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni")
-X86 = {
-    "kernels_avx2.cpp": AVX2,
+AVX512 = (
+    *AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni",
     # Some compilers' own AVX-512 headers set off these two.
-    "kernels_avx512.cpp": (*AVX512, "-Wno-uninitialized", "-Wno-maybe-uninitialized"),
+    "-Wno-uninitialized", "-Wno-maybe-uninitialized",
+)  # fmt: skip
+X86 = {
+    "floats_avx2.cpp": AVX2,
+    "kernels_avx2.cpp": AVX2,
+    "floats_avx512.cpp": AVX512,
+    "kernels_avx512.cpp": AVX512,
 }
 # Contracted products would round otherwise in one place than in another.
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")

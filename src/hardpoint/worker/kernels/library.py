@@ -43,6 +43,18 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hp_pack": (c_int32, [c_int32, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "hp_lookup": (c_int32, [c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
     "hp_linear": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
+    "hp_rms_norm": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
+    "hp_layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
+    "hp_rotate": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_int64],
+    ),
+    "hp_activate": (None, [c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64]),
+    "hp_attention": (
+        None,
+        [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
+    ),
+    "hp_run": (c_int32, [c_void_p, c_void_p]),
 }
 
 
@@ -64,6 +76,12 @@ class Library:
         self.linear = self._held.hp_linear
         self.linear_long = self._free.hp_linear
         self.lookup = self._held.hp_lookup
+        self.rms_norm = self._held.hp_rms_norm
+        self.layer_norm = self._held.hp_layer_norm
+        self.rotate = self._held.hp_rotate
+        self.activate = self._held.hp_activate
+        self.attention = self._free.hp_attention
+        self.run = self._free.hp_run
         self.pack = self._free.hp_pack
         self.packed_bytes = self._held.hp_packed_bytes
 

@@ -1,0 +1,11 @@
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "ops.h"
+#include "lanes_avx2.h"
+#include "ops.inl"
+#include "attention.inl"
+
+const hardpoint::FloatKernels hardpoint::avx2_floats = {
+    "avx2", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, finish};

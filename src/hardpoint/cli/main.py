@@ -35,6 +35,7 @@ COMMANDS = (
     Command("serve",     "hardpoint.cli.serve",     "serve a model over the OpenAI API"),
     Command("chat",      "hardpoint.cli.chat",      "talk to a running server"),
     Command("complete",  "hardpoint.cli.complete",  "have a running server continue a text"),
+    Command("run-batch", "hardpoint.cli.run_batch", "answer the requests of a file"),
     Command("models",    "hardpoint.cli.models",    "list, fetch and find the models of the catalogue"),
     Command("plugins",   "hardpoint.cli.plugins",   "list extension points, explain one, find faults, begin a plugin"),
     Command("alias",     "hardpoint.cli.alias",     "let programs that are not ours say `import vllm`"),

@@ -132,7 +132,7 @@ class EngineArgs(_Arguments):
         if not any("--model" in action.option_strings for action in parser._actions):
             parser.add_argument("--model", dest="model", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
         for title, rows in flags.GROUPS.items():
-            _add_group(parser, title, rows)
+            add_flags(parser, title, rows)
         add_plugin_flags(parser)
         return parser
 
@@ -241,11 +241,12 @@ class AsyncEngineArgs(EngineArgs):
 def add_front_end_args(parser: Any) -> Any:
     """Add the flags of the HTTP server. Returns the parser."""
     for title, rows in flags.FRONT_END.items():
-        _add_group(parser, title, rows)
+        add_flags(parser, title, rows)
     return parser
 
 
-def _add_group(parser: Any, title: str, rows: tuple[Flag, ...]) -> None:
+def add_flags(parser: Any, title: str, rows: tuple[Flag, ...]) -> None:
+    """Add rows of the table to a parser, under a title of the help."""
     group = parser.add_argument_group(title)
     for row in rows:
         add_flag(group, row)

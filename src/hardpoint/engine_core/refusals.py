@@ -33,8 +33,6 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
         return None if task in tasks else f"the model does not support the task {task!r}"
     if request.sampling_params is None:
         return "the request has no sampling parameters"
-    if request.sampling_params.structured_outputs is not None:
-        return "structured outputs are not supported by this version"
     if "generate" not in tasks:
         return f"the model does not generate text; it supports {', '.join(tasks) or 'no task'}"
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.kv_cache import KVCacheConfig
@@ -105,6 +105,7 @@ def make_scheduler(
     scheduler_cls: type[SchedulerInterface],
     vllm_config: VllmConfig,
     kv_cache_config: KVCacheConfig,
+    structured_output_manager: Any = None,
     *,
     include_finished_set: bool,
     log_stats: bool,
@@ -115,7 +116,7 @@ def make_scheduler(
     return scheduler_cls(
         vllm_config=vllm_config,
         kv_cache_config=kv_cache_config,
-        structured_output_manager=None,
+        structured_output_manager=structured_output_manager,
         include_finished_set=include_finished_set,
         log_stats=log_stats,
         block_size=block_size,

@@ -71,7 +71,7 @@ REGISTRIES = (
     Registry("lora_resolvers",             "hardpoint.contracts.lora_resolver:LoRAResolver",                OBJECT,      NOTHING,   "",                                                     WARN,     WARN,    EXACT, "all in order, first answer",                FE,                PLANNED),
     Registry("sleep_mode_backends",        "hardpoint.contracts.sleep_mode:SleepModeBackend",               CLASS | REF, NOTHING,   "",                                                     REFUSE,   REFUSE,  EXACT, "model_config.sleep_mode_backend",           W,                 PLANNED),
     Registry("kv_cache_dtypes",            "hardpoint.contracts.kv_cache_dtype:KVCacheDtypeHandler",        CLASS | REF, A_CLASS,   "",                                                     WARN,     WARN,    EXACT, "--kv-cache-dtype",                          FE | EC | W | INS, PLANNED),
-    Registry("structured_output_backends", "hardpoint.contracts.structured_output:StructuredOutputBackend", CLASS | REF, NOTHING,   "",                                                     REFUSE,   REFUSE,  EXACT, "structured_outputs_config.backend",         FE | EC,           PLANNED),
+    Registry("structured_output_backends", "hardpoint.contracts.structured_output:StructuredOutputBackend", CLASS | REF, NOTHING,   "",                                                     REFUSE,   REFUSE,  EXACT, "structured_outputs_config.backend",         EC,                BUILT),
     Registry("draft_proposers",            "hardpoint.contracts.draft_proposer:DraftProposer",              CLASS | REF, NOTHING,   "",                                                     REFUSE,   REFUSE,  EXACT, "--speculative-config method",               FE | W,            PLANNED),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +18,11 @@ from hardpoint.front_end.tokenizers.chat_template import conversation, detect_co
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreRequest
 from hardpoint.types.pooling_params import PoolingParams
-from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.sampling_params import SamplingParams, StructuredOutputsParams
+from hardpoint.types.structured_limits import why_beyond_limits
 
 if TYPE_CHECKING:
-    from hardpoint.config.sections import VllmConfig
+    from hardpoint.config.sections import StructuredOutputsConfig, VllmConfig
 
 
 class _Missing(NamedTuple):
@@ -36,7 +38,6 @@ def _unset(value: Any) -> bool:
 
 
 _MISSING = (
-    _Missing("structured_outputs", lambda v: v is None, "structured outputs are not available in this version"),
     _Missing("watermarking", _unset, "no watermark is configured"),
     _Missing("prompt_logprob_token_ids", lambda v: v is None, "prompt log-probabilities are those of the best tokens"),
     _Missing("prompt_logprob_start", _unset, "prompt log-probabilities start with the prompt"),
@@ -205,6 +206,8 @@ class InputProcessor:
         for processor in self._logits_processors:
             _validated_by(processor, params)
         params = params.clone()
+        if params.structured_outputs is not None:
+            _settle_structured(params.structured_outputs, config.structured_outputs_config)
         if params.max_tokens is None:
             params.max_tokens = self.max_model_len - prompt_length
         params.update_from_generation_config(self._end_tokens, self._eos_token_id)
@@ -316,6 +319,15 @@ class InputProcessor:
             request.external_req_id = request.request_id
         if not envs.VLLM_DISABLE_REQUEST_ID_RANDOMIZATION:
             request.request_id = f"{request.external_req_id}-{uuid.uuid4().hex[:8]}"
+
+
+def _settle_structured(asked: StructuredOutputsParams, limits: StructuredOutputsConfig) -> None:
+    """Refuse a constraint that is too large or no constraint; a schema becomes its text, which always travels."""
+    reason = why_beyond_limits(asked, limits)
+    if reason is not None:
+        raise VLLMValidationError(reason, parameter="structured_outputs")
+    if isinstance(asked.json, dict):
+        asked.json = json.dumps(asked.json)
 
 
 def _validated_by(processor: Any, params: SamplingParams) -> None:

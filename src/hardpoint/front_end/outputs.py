@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardpoint.errors import EngineGenerateError
+from hardpoint.errors import EngineGenerateError, VLLMValidationError
 from hardpoint.front_end.collector import RequestOutputCollector
 from hardpoint.front_end.output_logprobs import LogprobsCollector
 from hardpoint.front_end.output_text import OutputText
@@ -77,6 +77,9 @@ class RequestState:
         """Take one engine output in; return why the sequence ends now, if it does, and at what."""
         reason, stop = output.finish_reason, output.stop_reason
         at_end_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
+        if at_end_token and self.params.structured_outputs is not None:
+            # A complete text ends by itself, with a token that is part of it.
+            at_end_token = output.new_token_ids[-1:] and output.new_token_ids[-1] in self.params.all_stop_token_ids
         before = len(self.output.token_ids)
         matched = self.output.add(output.new_token_ids, hide_last=at_end_token)
         if matched is None and reason is not None:
@@ -246,8 +249,7 @@ class OutputProcessor:
         result: OutputProcessorOutput,
     ) -> None:
         if output.finish_reason is FinishReason.ERROR:
-            error = EngineGenerateError(output.error or "the engine could not go on with this request", code="engine")
-            self._fail(state, error, output.finished, stats, result)
+            self._fail(state, _error_of(output), output.finished, stats, result)
             return
         reason, stop = state.add(output)
         made = state.make_output(reason, stop, output.kv_transfer_params, output.ec_transfer_params)
@@ -270,7 +272,7 @@ class OutputProcessor:
     def _fail(
         self,
         state: RequestState,
-        error: EngineGenerateError,
+        error: EngineGenerateError | VLLMValidationError,
         engine_is_done: bool,
         stats: IterationStats | None,
         result: OutputProcessorOutput,
@@ -380,7 +382,15 @@ class OutputProcessor:
         ParentRequest.observe_finished_request(state.parent, stats, state.stats.num_generation_tokens)
 
 
-def _failed_output(state: RequestState, error: EngineGenerateError) -> RequestOutput:
+def _error_of(output: EngineCoreOutput) -> EngineGenerateError | VLLMValidationError:
+    """What a request that ended with an error raises: a refusal names the client's parameter."""
+    words = output.error or "the engine could not go on with this request"
+    if output.refused_parameter is not None:
+        return VLLMValidationError(words, parameter=output.refused_parameter)
+    return EngineGenerateError(words, code="engine")
+
+
+def _failed_output(state: RequestState, error: EngineGenerateError | VLLMValidationError) -> RequestOutput:
     """How the offline API, which has no queue to raise in, is told of a failure."""
     output = CompletionOutput(
         index=state.index,
@@ -389,7 +399,7 @@ def _failed_output(state: RequestState, error: EngineGenerateError) -> RequestOu
         cumulative_logprob=state.logprobs.cumulative,
         logprobs=state.logprobs.positions,
         finish_reason=str(FinishReason.ERROR),
-        stop_reason=error.what,
+        stop_reason=str(error),
     )
     return RequestOutput(
         request_id=state.external_id,

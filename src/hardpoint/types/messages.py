@@ -267,8 +267,8 @@ class GrammarJob(msgspec.Struct, array_like=True):  # engine core -> grammar com
 class GrammarVerdict(msgspec.Struct, array_like=True, omit_defaults=True):  # grammar compiler -> engine core
     """How a job stands.
 
-    stage  ready (the backend is loaded and compiles now), done, refused (the constraint is at fault) or
-           failed (the backend is)
+    stage  ready (the backend is loaded and compiles now), done, refused (this backend cannot keep the
+           constraint), malformed (none could) or failed (the backend is at fault)
     """
 
     stage: str

@@ -55,7 +55,10 @@ class SpeculativeConfig(Section):
 
 @dataclass
 class StructuredOutputsConfig(Section):
-    """Grammar constraints and the reasoning part they leave out."""
+    """Grammar constraints and the reasoning part they leave out.
+
+    The last five are ours. `compile_timeout_s` None: VLLM_REGEX_COMPILATION_TIMEOUT_S.
+    """
 
     backend: str = "auto"
     disable_any_whitespace: bool = False
@@ -63,6 +66,11 @@ class StructuredOutputsConfig(Section):
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
+    max_spec_bytes: Positive = 512 << 10
+    max_spec_depth: Positive = 100
+    max_choices: Positive = 10_000
+    compile_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    max_compile_memory_mb: Positive = 2048
 
 
 @dataclass

@@ -18,7 +18,7 @@ from hardpoint.engine_core.scheduler.queues import create_request_queue
 from hardpoint.engine_core.scheduler.stopping import check_stop
 from hardpoint.types.finish import RequestStatus
 from hardpoint.types.messages import EngineCoreEventType, EngineCoreOutputs
-from hardpoint.types.schedule import ModelRunnerOutput, SchedulerOutput
+from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from hardpoint.types.stats import SchedulerStats
 
 if TYPE_CHECKING:
@@ -219,7 +219,9 @@ class Scheduler(SchedulerInterface):
         self._preempted_outside = set()
         output = SchedulerOutput(
             scheduled_new_reqs=plan.new_request_data(),
-            scheduled_cached_reqs=plan.cached_request_data(self.prev_step_scheduled_req_ids),
+            scheduled_cached_reqs=plan.cached_request_data(
+                self.prev_step_scheduled_req_ids, with_tokens=self.parallel_config.pipeline_parallel_size > 1
+            ),
             num_scheduled_tokens=plan.num_tokens,
             total_num_scheduled_tokens=sum(plan.num_tokens.values()),
             scheduled_spec_decode_tokens={},
@@ -227,6 +229,7 @@ class Scheduler(SchedulerInterface):
             finished_req_ids=self.finished_req_ids,
             free_encoder_mm_hashes=[],
             preempted_req_ids=preempted,
+            has_structured_output_requests=any(self.requests[i].use_structured_output for i in plan.num_tokens),
         )
         self.prev_step_scheduled_req_ids = set(plan.num_tokens)
         self.finished_req_ids = set()
@@ -241,6 +244,12 @@ class Scheduler(SchedulerInterface):
             request.is_prefill_chunk = (
                 request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             )
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
+        """Allowed tokens for the requests of a step that a grammar binds."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        return self.structured_output_manager.grammar_output(scheduler_output, self.requests)
 
     # Results.
 
@@ -289,9 +298,13 @@ class Scheduler(SchedulerInterface):
         """Append tokens up to the one that ends the output; return those kept and whether it ended."""
         for count, token_id in enumerate(new_token_ids, start=1):
             request.append_output_token_ids(token_id)
-            if check_stop(request, self.max_model_len):
+            if check_stop(request, self.max_model_len) or self._grammar_ends(request, token_id):
                 return new_token_ids[:count], True
         return new_token_ids, False
+
+    def _grammar_ends(self, request: Request, token_id: int) -> bool:
+        """Tell a request's grammar of the newest token; whether the output ends with it."""
+        return request.use_structured_output and self.structured_output_manager.advance(request, token_id)
 
     def _fail(self, request: Request, error: str) -> None:
         request.status = RequestStatus.FINISHED_ERROR

@@ -23,10 +23,6 @@ def _unset(value: Any) -> bool:
     return not value
 
 
-def _plain_text(value: Any) -> bool:
-    return value is None or value.get("type") == "text"
-
-
 _NO_MEDIA = "this server takes text only"
 _RENDER_ONLY = "it belongs to the render routes, which this server does not have"
 
@@ -34,7 +30,6 @@ _RENDER_ONLY = "it belongs to the render routes, which this server does not have
 SHARED = (
     Refusal("use_beam_search", _unset, "beam search is not available"),
     Refusal("length_penalty", lambda v: v == 1.0, "it only concerns beam search, which is not available"),
-    Refusal("response_format", _plain_text, "structured outputs are not available; only type 'text' is"),
     Refusal("return_token_offsets", _unset, _RENDER_ONLY),
     Refusal("mm_payload", lambda v: v == "tensors", _RENDER_ONLY),
     Refusal("return_mm_kwargs", _unset, _RENDER_ONLY),
@@ -65,10 +60,6 @@ _FOREIGN: dict[str, Callable[[Any], bool]] = {
     "function_call": lambda v: v in (None, "none"),
     "web_search_options": _unset,
     "prediction": _unset,
-    "guided_json": _unset,
-    "guided_regex": _unset,
-    "guided_choice": _unset,
-    "guided_grammar": _unset,
 }
 
 

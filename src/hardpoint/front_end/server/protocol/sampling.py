@@ -16,11 +16,11 @@ from hardpoint.front_end.server.protocol.base import (
     StreamOptions,
     random_id,
 )
+from hardpoint.front_end.server.protocol.structured import structured_outputs_of, with_older_names
 from hardpoint.types.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
-    StructuredOutputsParams,
 )
 
 _SALT_FORBIDDEN = set("@/\\\0")
@@ -102,6 +102,11 @@ class SharedRequest(RequestBody):
     thinking_token_budget: int | None = None
     stream_interval: int | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _older_names(cls, data: Any) -> Any:
+        return with_older_names(data)
+
     @field_validator("logit_bias")
     @classmethod
     def _bias_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
@@ -173,8 +178,7 @@ class SharedRequest(RequestBody):
         fields["extra_args"] = self._extra_args()
         if self.repetition_detection is not None:
             fields["repetition_detection"] = RepetitionDetectionParams(**self.repetition_detection)
-        if self.structured_outputs is not None:
-            fields["structured_outputs"] = StructuredOutputsParams(**self.structured_outputs)
+        fields["structured_outputs"] = structured_outputs_of(self.structured_outputs, self.response_format)
         return fields
 
     def _extra_args(self) -> dict[str, Any] | None:

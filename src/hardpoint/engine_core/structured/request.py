@@ -1,0 +1,39 @@
+"""What the engine core keeps of a request that has a constraint."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from hardpoint.contracts.structured_output import StructuredOutputGrammar
+from hardpoint.engine_core.structured.compiler import Compiled
+from hardpoint.engine_core.structured.constraint import Constraint
+
+
+@dataclass
+class StructuredOutputRequest:
+    """A request's constraint, its grammar once that is compiled, and how far its reasoning has got.
+
+    reasoning_ended  None: not looked at yet; without a reasoning parser the constraint begins at once
+    fault            why the grammar cannot go on
+    """
+
+    constraint: Constraint
+    pending: Future[Compiled] | None = None
+    compiled: Compiled | None = None
+    reasoning_ended: bool | None = None
+    reasoning_parser_kwargs: dict[str, Any] = field(default_factory=dict)
+    reasoner: Any = None
+    fault: str | None = None
+
+    @property
+    def grammar(self) -> StructuredOutputGrammar:
+        """The grammar; only once it is compiled."""
+        assert self.compiled is not None
+        return self.compiled.grammar
+
+    @property
+    def is_grammar_ready(self) -> bool:
+        """Whether the request can run."""
+        return self.compiled is not None

@@ -1,0 +1,70 @@
+"""The work of a grammar compiler process: one constraint after the other, with an answer to each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hardpoint.contracts.structured_output import (
+    GrammarError,
+    JsonStyle,
+    MalformedConstraint,
+    StructuredOutputBackend,
+    StructuredOutputGrammar,
+    StructuredOutputOptions,
+)
+from hardpoint.engine_core.structured.backends import Backends
+from hardpoint.types.messages import GrammarJob, GrammarVerdict
+
+READY, DONE, REFUSED, MALFORMED, FAILED = "ready", "done", "refused", "malformed", "failed"
+
+
+def compile_with(
+    backend: StructuredOutputBackend,
+    kind: StructuredOutputOptions,
+    spec: str,
+    stop_token_ids: list[int],
+    style: JsonStyle | None,
+) -> StructuredOutputGrammar:
+    """Compile a constraint; GrammarError when it cannot be kept, or no text could keep it."""
+    reason = backend.why_unsupported(kind, spec)
+    if reason is not None:
+        raise GrammarError(reason)
+    if style is None:
+        grammar = backend.compile_grammar(kind, spec, stop_token_ids)
+    else:
+        grammar = backend.compile_styled(kind, spec, stop_token_ids, style)
+    row = backend.allocate_token_bitmask(1)
+    grammar.fill_bitmask(row, 0)
+    if not np.asarray(row)[0].any():
+        raise GrammarError("no text can satisfy it")
+    return grammar
+
+
+def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
+    """Compile a job's constraint with a backend that is loaded already."""
+    style = None if job.style is None else JsonStyle(**job.style)
+    try:
+        backend = backends.get(job.backend)
+        grammar = compile_with(backend, StructuredOutputOptions[job.kind], job.spec, job.stop_token_ids, style)
+        return GrammarVerdict(DONE, dump=backend.dump_grammar(grammar))
+    except MalformedConstraint as error:
+        return GrammarVerdict(MALFORMED, str(error))
+    except MemoryError:
+        return GrammarVerdict(REFUSED, "it takes more memory than there is")
+    except RecursionError:
+        return GrammarVerdict(REFUSED, "it is nested too deeply")
+    # Libraries raise whatever they like for a constraint they cannot take, some past Exception (Rust's panics).
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        text = str(error).strip() or type(error).__name__
+        return GrammarVerdict(REFUSED, text if isinstance(error, GrammarError) else f"{type(error).__name__}: {text}")
+
+
+def load_backend(backends: Backends, name: str) -> GrammarVerdict:
+    """Make a backend, before the time of a constraint begins to count."""
+    try:
+        backends.get(name)
+    except Exception as error:
+        return GrammarVerdict(FAILED, f"the backend {name!r} cannot be used: {error}")
+    return GrammarVerdict(READY)

@@ -142,14 +142,23 @@ class WorkerLink:
             future.set_exception(EngineDeadError(reason))
 
 
+def read_answer(answer: bytes, name: str) -> Any:
+    """The result in an answer; raises the like of what the worker `name` raised."""
+    output = _answers.decode(answer)
+    if output.failure_message is not None:
+        raise rebuild_error(output.failure_type, output.failure_message, name)
+    return output.result
+
+
 def serve_calls(channel: Channel, target: Any) -> None:
     """Answer calls on `target` until the other end closes the pipe (the worker's main loop)."""
     with contextlib.suppress(ChannelClosed):
         while True:
-            channel.send(_answer(channel.receive(), target))
+            channel.send(answer_call(channel.receive(), target))
 
 
-def _answer(frame: bytes, target: Any) -> bytes:
+def answer_call(frame: bytes, target: Any) -> bytes:
+    """Make a call that `encode_call` has encoded, on `target`; returns the encoded result, or what it raised."""
     # Read on its own: a call that cannot be decoded still gets its answer.
     call_id = msgspec.msgpack.decode(msgspec.msgpack.decode(frame, type=list[msgspec.Raw])[0], type=int)
     try:

@@ -168,6 +168,10 @@ class GroupCoordinator:
         dist.broadcast(buffer, self.ranks[src], group=self.cpu_group)
         return obj if data is not None else unpack(buffer.numpy())
 
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        """Every member's object, in the order of the group."""
+        return [self.broadcast_object(obj, src) for src in range(self.world_size)]
+
     def send_object(self, obj: Any, dst: int) -> None:
         """Send plain data to member `dst`."""
         for tensor in _framed(obj):

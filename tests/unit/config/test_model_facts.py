@@ -374,7 +374,7 @@ def test_gguf_of_another_kind_is_refused_by_name(llama_gguf):
     with pytest.raises(ModelFileError, match="holds a adapter, not a model"):
         facts(llama_gguf({"general.type": "adapter"}))
     with pytest.raises(ModelFileError, match="with experts"):
-        facts(llama_gguf({"llama.expert_count": 8}))
+        facts(llama_gguf({"qwen2.expert_count": 8}, architecture="qwen2"))
     with pytest.raises(ModelFileError, match=r"no tensor 'token_embd\.weight'"):
         facts(llama_gguf(drop=("token_embd.weight",)))
 

@@ -14,6 +14,7 @@ from hardpoint.contracts.custom_op import maybe_get_oot_by_class
 from hardpoint.log import init_logger
 from hardpoint.worker.kernels.library import Library, kernels
 from hardpoint.worker.layers import linear, logits_processor, vocab_parallel_embedding
+from hardpoint.worker.layers.fused_moe import FusedMoE, UnquantizedFusedMoEMethod
 
 logger = init_logger(__name__)
 
@@ -36,6 +37,13 @@ def library_for_linear(layer: Any) -> Library | None:
     if type(layer) not in _LINEAR:
         return None
     if patched(type(layer)) or patched(linear.UnquantizedLinearMethod):
+        return None
+    return _library(layer.params_dtype)
+
+
+def library_for_experts(layer: Any) -> Library | None:
+    """The kernels to compute a layer of experts with; None when torch is to."""
+    if type(layer) is not FusedMoE or patched(FusedMoE) or patched(UnquantizedFusedMoEMethod):
         return None
     return _library(layer.params_dtype)
 

@@ -17,34 +17,13 @@ from hardpoint.config.sections import LoadConfig, ModelConfig
 from hardpoint.contracts.model_loader import BaseModelLoader
 from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.worker.loaders.checkpoint import Checkpoint, CheckpointTensor
+from hardpoint.worker.loaders.gguf_names import TensorNames, names_of
 from hardpoint.worker.loaders.stored import StoredTensor
 from hardpoint.worker.quantization.ggml import DECODERS, dequantize
 
-_OUTER = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_IN_BLOCK = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_FROM_BLOCK = {theirs: ours for ours, theirs in _IN_BLOCK.items()}
-_FROM_OUTER = {theirs: ours for ours, theirs in _OUTER.items()}
-
-# What the model's config states already.
-_NOT_WEIGHTS = ("rope_freqs.weight",)
-
 
 class GGUFModelLoader(BaseModelLoader):
-    """`gguf`: models of llama.cpp's architecture `llama`."""
+    """`gguf`: models of the architectures of llama.cpp that `config.gguf_facts` knows."""
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
@@ -62,7 +41,10 @@ class GGUFModelLoader(BaseModelLoader):
     def load_weights(self, model: nn.Module, model_config: ModelConfig) -> None:
         """Fill the model from the file."""
         file = GGUFFile.open(fetch_weights(model_config, self.load_config))
-        checkpoint = Checkpoint(str(file.path), _tensors(file, model_config.hf_text_config), stored_name)
+        architecture = str(file.metadata["general.architecture"])
+        names = names_of(architecture, with_experts=bool(file.metadata.get(f"{architecture}.expert_count")))
+        tensors = _tensors(file, names, model_config.hf_text_config)
+        checkpoint = Checkpoint(str(file.path), tensors, names.stored_name)
         with _one_thread():
             checkpoint.fill(model)
 
@@ -78,41 +60,76 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def model_name(name: str) -> str | None:
-    """The Hugging Face name of a tensor of a GGUF file; None when it has none."""
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[1].isdigit() and parts[2] in _IN_BLOCK:
-        return f"model.layers.{int(parts[1])}.{_IN_BLOCK[parts[2]]}.{parts[3]}"
-    if len(parts) == 2 and parts[0] in _OUTER:
-        return f"{_OUTER[parts[0]]}.{parts[1]}"
-    return None
-
-
-def stored_name(name: str) -> str:
-    """The name a GGUF file has for a Hugging Face name; the name itself when it has none."""
-    module, _, kind = name.rpartition(".")
-    parts = module.split(".")
-    if module in _FROM_OUTER:
-        return f"{_FROM_OUTER[module]}.{kind}"
-    if len(parts) > 3 and ".".join(parts[3:]) in _FROM_BLOCK:
-        return f"blk.{parts[2]}.{_FROM_BLOCK['.'.join(parts[3:])]}.{kind}"
-    return name
-
-
-def _tensors(file: GGUFFile, facts: Any) -> Iterator[CheckpointTensor]:
+def _tensors(file: GGUFFile, names: TensorNames, facts: Any) -> Iterator[CheckpointTensor]:
     for info in file.tensors.values():
-        if info.name in _NOT_WEIGHTS:
+        if info.name in names.skipped:
             continue
         path = str(file.paths[info.part])
-        name = model_name(info.name)
-        if name is None:
+        parts = names.model_names(info.name)
+        if parts is None:
             raise ModelFileError(
                 f"{path}: tensor {info.name!r} belongs to no part of this kind of model", code="model-tensor"
             )
-        yield CheckpointTensor(name, _stored(file, info, path, _row_order(name, info, path, facts)), info.name, path)
+        for name, tensor in _parts(file, info, path, parts, names, facts):
+            yield CheckpointTensor(name, tensor, info.name, path)
 
 
-def _stored(file: GGUFFile, info: TensorInfo, path: str, order: npt.NDArray[np.int64] | None) -> torch.Tensor:
+def _parts(
+    file: GGUFFile, info: TensorInfo, path: str, parts: tuple[str, ...], names: TensorNames, facts: Any
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a stored tensor is to the model: itself, its experts, or the layers that it holds one below the other."""
+    name = parts[0]
+    if "{}" in name:
+        for expert, tensor in enumerate(_experts(file, info, path)):
+            yield name.format(expert), tensor
+        return
+    order = _row_order(name, info, path, facts) if names.turned_heads else None
+    tensor = _stored(file, info, path, order)
+    if names.norm_offset and name.endswith("norm.weight"):
+        tensor = tensor.numbers() - names.norm_offset if isinstance(tensor, StoredTensor) else tensor
+    if len(parts) == 1:
+        yield name, tensor
+        return
+    start = 0
+    for part, rows, shard in zip(parts, _rows_of_parts(len(parts), info, path, facts), "qkv", strict=False):
+        piece = tensor[start : start + rows]
+        start += rows
+        if len(set(parts)) == 1:
+            # Fused in the model as well, and loaded part by part.
+            piece.loaded_shard_id = shard  # type: ignore[attr-defined]
+        yield part, piece
+
+
+def _rows_of_parts(count: int, info: TensorInfo, path: str, facts: Any) -> list[int]:
+    """Rows of each part: of queries, keys and values, or of two halves."""
+    if count == 2:
+        rows = [info.shape[0] // 2] * 2
+    else:
+        heads, head = facts.num_attention_heads, getattr(facts, "head_dim", None)
+        size = head or facts.hidden_size // heads
+        keys = (getattr(facts, "num_key_value_heads", None) or heads) * size
+        rows = [heads * size, keys, keys]
+    if sum(rows) != info.shape[0]:
+        raise ModelFileError(
+            f"{path}: tensor {info.name!r} has {info.shape[0]} rows, expected {sum(rows)}", code="model-tensor"
+        )
+    return rows
+
+
+def _experts(file: GGUFFile, info: TensorInfo, path: str) -> Iterator[torch.Tensor]:
+    if len(info.shape) != 3:
+        raise ModelFileError(
+            f"{path}: tensor {info.name!r} has {len(info.shape)} dimensions, those of experts have 3",
+            code="model-tensor",
+        )
+    experts, rows, columns = info.shape
+    kind = _supported(info, path)
+    raw = file.data(info).reshape(experts, rows, -1)
+    for expert in range(experts):
+        yield StoredTensor(raw[expert], (rows, columns), _decoder(kind), None, (int(kind), *BLOCK_SIZES[kind]))
+
+
+def _supported(info: TensorInfo, path: str) -> GGMLType:
     kind = info.ggml_type
     if kind not in DECODERS:
         raise ModelFileError(
@@ -120,6 +137,11 @@ def _stored(file: GGUFFile, info: TensorInfo, path: str, order: npt.NDArray[np.i
             code="model-tensor-type",
             fix=f"use a file with {', '.join(known.name for known in DECODERS)} tensors only",
         )
+    return kind
+
+
+def _stored(file: GGUFFile, info: TensorInfo, path: str, order: npt.NDArray[np.int64] | None) -> torch.Tensor:
+    kind = _supported(info, path)
     if len(info.shape) > 2:
         raise ModelFileError(
             f"{path}: tensor {info.name!r} has {len(info.shape)} dimensions, this kind of model has at most 2",

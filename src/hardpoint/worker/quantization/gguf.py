@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from hardpoint.contracts.quantization import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
-from hardpoint.worker.kernels.choice import library_for_embedding, library_for_linear
+from hardpoint.worker.kernels.choice import library_for_embedding, library_for_experts, library_for_linear
 from hardpoint.worker.kernels.library import Library
 from hardpoint.worker.kernels.packed import PackedWeight
+from hardpoint.worker.layers.fused_moe import FusedMoE, FusedMoEMethodBase
+from hardpoint.worker.layers.fused_moe.method import DOWN, compute_experts
 from hardpoint.worker.layers.linear import (
     LinearBase,
     ReplicatedLinear,
@@ -58,6 +60,9 @@ class GGUFConfig(QuantizationConfig):
         if isinstance(layer, VocabParallelEmbedding):
             library = library_for_embedding(layer)
             return None if library is None else PackedEmbeddingMethod(library)
+        if isinstance(layer, FusedMoE):
+            library = library_for_experts(layer)
+            return None if library is None else PackedExpertsMethod(library)
         return None
 
 
@@ -147,6 +152,56 @@ class PackedEmbeddingMethod(QuantizeMethodBase):
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
         """[vocabulary rows on this rank, embedding] float32."""
         return layer.weight.packed().numbers()
+
+
+class PackedExpertsMethod(FusedMoEMethodBase):
+    """Quantised experts: two packed matrices each, `w13_experts` (gate above up) and `w2_experts`."""
+
+    def __init__(self, library: Library) -> None:
+        super().__init__()
+        self.library = library
+
+    def create_weights(  # type: ignore[override]
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Give the layer its matrices, without numbers yet."""
+        inner = intermediate_size_per_partition
+        for name, shape in (("w13_experts", (2 * inner, hidden_size)), ("w2_experts", (hidden_size, inner))):
+            weights = [PackedWeight(self.library, *shape) for _ in range(num_experts)]
+            for weight in weights:
+                set_weight_attrs(weight, extra_weight_attrs)
+            setattr(layer, name, nn.ParameterList(weights))
+
+    def parameter_of(self, layer: Any, part: str, expert: int) -> nn.Parameter:
+        """One matrix of one expert."""
+        return (layer.w2_experts if part == DOWN else layer.w13_experts)[expert]
+
+    def load_part(self, param: Any, tensor: torch.Tensor, expert: int, first_row: int) -> None:
+        """Pack what is stored."""
+        param.place(first_row, tensor)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Describe the packed weights to the kernels; ValueError when some were not loaded."""
+        layer.packed = [
+            (w13.packed(), w2.packed()) for w13, w2 in zip(layer.w13_experts, layer.w2_experts, strict=True)
+        ]
+
+    def apply(  # type: ignore[override]
+        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Expert by expert, over the tokens that chose it."""
+        packed = layer.packed
+        return compute_experts(
+            layer, x, topk_weights, topk_ids,
+            lambda expert, rows: packed[expert][0](rows),
+            lambda expert, rows: packed[expert][1](rows),
+        )  # fmt: skip
 
 
 def _load_vocabulary(layer: Any, param: PackedWeight, loaded: torch.Tensor) -> None:

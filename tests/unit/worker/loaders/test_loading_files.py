@@ -17,7 +17,7 @@ from hardpoint.contracts.model_loader import BaseModelLoader
 from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.extensions.registry import isolated
 from hardpoint.worker.loaders import get_model, get_model_loader, register_model_loader
-from hardpoint.worker.loaders.gguf import model_name, stored_name
+from hardpoint.worker.loaders.gguf_names import names_of
 
 GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -293,10 +293,11 @@ def test_quantised_gguf_files(kind, tiny_llama, tmp_path):
 
 
 def test_gguf_names_lead_both_ways():
+    names = names_of("llama", with_experts=False)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.layers.12.self_attn.q_proj.bias"):
-        assert model_name(stored_name(name)) == name
-    assert model_name("blk.0.ffn_gate_exps.weight") is None
-    assert stored_name("model.layers.0.self_attn.qkv_proj.weight") == "model.layers.0.self_attn.qkv_proj.weight"
+        assert names.model_names(names.stored_name(name)) == (name,)
+    assert names.model_names("blk.0.ffn_gate_exps.weight") is None
+    assert names.stored_name("model.layers.0.self_attn.qkv_proj.weight") == "model.layers.0.self_attn.qkv_proj.weight"
 
 
 def test_missing_and_unknown_gguf_tensors_are_named_as_in_the_file(tiny_llama, tmp_path):

@@ -26,7 +26,7 @@ from hardpoint.worker.layers.fused_moe.method import (
     UnquantizedFusedMoEMethod,
 )
 from hardpoint.worker.layers.fused_moe.routing import Routed, Router
-from hardpoint.worker.layers.parameters import check_size, default_weight_loader, shard_of
+from hardpoint.worker.layers.parameters import check_size, shard_of
 
 # What checkpoints call an expert's parts.
 _PARTS = {
@@ -137,15 +137,10 @@ class FusedMoE(PluggableLayer):
 
         shard_id  "w1" (gate), "w3" (up) or "w2" (down)
         """
-        target = param.data if param.dim() == 2 else param.data[expert_id]
         size, dim = self.intermediate_size_per_partition, 1 if shard_id == DOWN else 0
         check_size(loaded_weight, dim, size * self.tp_size)
         part = shard_of(loaded_weight, dim, size, self.tp_rank)
-        if isinstance(self.quant_method, UnquantizedFusedMoEMethod):
-            start = size if shard_id == UP else 0
-            default_weight_loader(target if shard_id == DOWN else target.narrow(0, start, size), part)
-        else:
-            self.quant_method.load_part(self, param, part, shard_id, expert_id)
+        self.quant_method.load_part(param, part, expert_id, size if shard_id == UP else 0)
         self._loaded.add((shard_id, expert_id))
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -178,7 +173,7 @@ class FusedMoE(PluggableLayer):
                 self._load(_PARTS[name], expert, matrix)
 
     def _load(self, part: str, expert: int, tensor: torch.Tensor) -> None:
-        param, _ = self.quant_method.parameter_of(self, part, expert)
+        param = self.quant_method.parameter_of(self, part, expert)
         param.weight_loader(param, tensor, "", shard_id=part, expert_id=expert)
 
     @staticmethod

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hardpoint.contracts.quantization import QuantizeMethodBase
-from hardpoint.worker.layers.parameters import set_weight_attrs
+from hardpoint.worker.layers.parameters import default_weight_loader, set_weight_attrs
 
 # Gate and up side by side, and down: the parts of an expert under the names weight loaders use.
 GATE, UP, DOWN = "w1", "w3", "w2"
@@ -40,9 +40,13 @@ class FusedMoEMethodBase(QuantizeMethodBase):
     ) -> torch.Tensor:
         """[tokens, hidden] and [tokens, top_k] weights and ids -> [tokens, hidden], this rank's part of the sum."""
 
-    def parameter_of(self, layer: Any, part: str, expert: int) -> tuple[nn.Parameter, int | None]:
-        """Where a part of an expert belongs: the parameter, and the expert's place in it (None = it is its own)."""
-        return (layer.w2_weight if part == DOWN else layer.w13_weight), expert
+    def parameter_of(self, layer: Any, part: str, expert: int) -> nn.Parameter:
+        """The parameter that holds a part ("w1", "w3" or "w2") of an expert."""
+        return layer.w2_weight if part == DOWN else layer.w13_weight
+
+    def load_part(self, param: nn.Parameter, tensor: torch.Tensor, expert: int, first_row: int) -> None:
+        """Take this rank's part of a matrix of an expert, for the rows from `first_row` on."""
+        default_weight_loader(param.data[expert].narrow(0, first_row, tensor.shape[0]), tensor)
 
 
 class UnquantizedFusedMoEMethod(FusedMoEMethodBase):

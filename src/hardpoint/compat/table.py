@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from hardpoint.compat.parser_modules import REASONING_PARSER_MODULES, TOOL_PARSER_MODULES
+
 API_VERSION = "0.32.0"
 
 
@@ -78,8 +80,6 @@ _PARALLEL = f"{_WORKER}.distributed.parallel_state"
 _LOADING = f"{_WORKER}.models.loading"
 
 # What a missing part waits for, in the words a plugin author sees.
-TOOLS = "tool calling"
-REASONING = "reasoning parsers"
 LORA = "LoRA adapters"
 POOLING = "embeddings and pooling"
 MULTIMODAL = "image input"
@@ -92,7 +92,6 @@ SLEEP = "sleep mode"
 STRUCTURED = "structured outputs"
 SPECULATION = "speculative decoding"
 QUANT = "more quantisation methods"
-PARALLEL = "tensor and pipeline parallelism"
 IR = "IR operators"
 TRITON = "the Triton kernels"
 COMPILE = "torch.compile integration"
@@ -167,16 +166,39 @@ _OUTPUTS = f"{_TYPES}.outputs"
 _SCHED_STATS = f"{_TYPES}.stats"
 
 
-def _old_tool_paths() -> dict[str, Entry | Waits]:
-    waits = Waits(TOOLS)
-    return {
-        "vllm.tool_parsers": waits,
-        "vllm.entrypoints.openai.tool_parsers": waits,
+_PARSERS = "hardpoint.front_end.parsers"
+_TOOL_PARSERS = _from(f"{_PARSERS}.registry", "ToolParserManager") | _from(f"{_CONTRACTS}.tool_parser", "ToolParser")
+_REASONING_PARSERS = _from(f"{_PARSERS}.registry", "ReasoningParserManager") | _from(
+    f"{_CONTRACTS}.reasoning_parser", "ReasoningParser"
+)
+_TOOL_TEXTS = _from(f"{_PARSERS}.tool_facts", "find_tool_name find_tool_properties partial_tag_overlap")
+
+
+def _parser_paths() -> dict[str, Entry | Waits]:
+    """The parsers' modules, which have moved more than once."""
+    rows: dict[str, Entry | Waits] = {
+        "vllm.reasoning": Entry(f"{_PARSERS}.reasoning_formats", names=_REASONING_PARSERS),
+        "vllm.reasoning.abs_reasoning_parsers": Entry(names=_REASONING_PARSERS),
+        "vllm.reasoning.basic_parsers": Entry(
+            names=_from(f"{_PARSERS}.reasoning_formats", "BaseThinkingReasoningParser")
+        ),
+        "vllm.parser": Entry(),
+        "vllm.parser.engine": Entry(),
+        "vllm.parser.engine.adapters": Entry("hardpoint.compat.parser_engines"),
+        "vllm.parser.qwen3": Entry(names=_from("hardpoint.compat.parser_engines", "Qwen3Parser")),
         "vllm.entrypoints.generate.base": Entry(),
         "vllm.entrypoints.generate": Entry(),
         "vllm.entrypoints.generate.base.protocol": Entry(_PROTOCOL),
-        "vllm.parser": waits,
     }
+    for name in REASONING_PARSER_MODULES:
+        rows[f"vllm.reasoning.{name}"] = Entry(f"{_PARSERS}.reasoning_formats", names=_REASONING_PARSERS)
+    for folder in ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers"):
+        rows[folder] = Entry(f"{_PARSERS}.tool_formats", names=_TOOL_PARSERS)
+        rows[f"{folder}.abstract_tool_parser"] = Entry(f"{_CONTRACTS}.tool_parser", names=_TOOL_PARSERS)
+        rows[f"{folder}.utils"] = Entry(names=_TOOL_TEXTS)
+        for name in TOOL_PARSER_MODULES:
+            rows[f"{folder}.{name}"] = Entry(f"{_PARSERS}.tool_formats", names=_TOOL_PARSERS)
+    return rows
 
 
 MODULES: dict[str, Entry | Waits] = {
@@ -352,7 +374,13 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.distributed": Entry(_PARALLEL),
     "vllm.distributed.parallel_state": Entry(_PARALLEL),
     "vllm.distributed.communication_op": Entry(_PARALLEL),
-    "vllm.distributed.device_communicators": Waits(PARALLEL),
+    "vllm.distributed.utils": Entry(
+        names=_from(_PARALLEL, "divide get_pp_indices split_tensor_along_last_dim"),
+    ),
+    "vllm.distributed.device_communicators": Entry(),
+    "vllm.distributed.device_communicators.base_device_communicator": Entry(f"{_CONTRACTS}.device_communicator"),
+    "vllm.distributed.device_communicators.cpu_communicator": Entry(f"{_WORKER}.distributed.communicators"),
+    "vllm.distributed.device_communicators.cuda_communicator": Entry(f"{_WORKER}.distributed.communicators"),
     "vllm.distributed.kv_transfer": Waits(CONNECTORS),
     "vllm.distributed.ec_transfer": Waits(CONNECTORS),
     "vllm.distributed.kv_events": Waits(CONNECTORS),
@@ -411,8 +439,14 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.v1.core.sched.output": Entry(f"{_TYPES}.schedule"),
     "vllm.v1.executor": Entry(names=_from(f"{_CONTRACTS}.executor", "Executor")),
     "vllm.v1.executor.abstract": Entry(f"{_CONTRACTS}.executor"),
-    "vllm.v1.executor.uniproc_executor": Entry("hardpoint.engine_core.executors.uni"),
+    "vllm.v1.executor.uniproc_executor": Entry(
+        "hardpoint.engine_core.executors.uni",
+        names={"ExecutorWithExternalLauncher": "hardpoint.engine_core.executors.external:ExternalLauncherExecutor"},
+    ),
     "vllm.v1.executor.multiproc_executor": Entry("hardpoint.engine_core.executors.mp"),
+    "vllm.v1.executor.ray_executor": Entry(
+        names={"RayDistributedExecutor": "hardpoint.engine_core.executors.ray_actors:RayExecutor"}
+    ),
     "vllm.executor": Entry(),
     "vllm.executor.executor_base": Entry(names={"ExecutorBase": f"{_CONTRACTS}.executor:Executor"}),
     "vllm.executor.uniproc_executor": Entry("hardpoint.engine_core.executors.uni"),
@@ -468,7 +502,10 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.entrypoints.openai.chat_completion.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.completion": Entry(),
     "vllm.entrypoints.openai.completion.protocol": Entry(_PROTOCOL),
-    "vllm.entrypoints.openai.responses": Waits("the Responses API"),
+    "vllm.entrypoints.openai.responses": Entry(),
+    "vllm.entrypoints.openai.responses.protocol": Entry(
+        names=_from("hardpoint.front_end.server.protocol.responses", "ResponsesRequest")
+    ),
     "vllm.entrypoints.pooling": Waits(POOLING),
     "vllm.entrypoints.serve": Entry(),
     "vllm.entrypoints.serve.engine": Entry(),
@@ -486,7 +523,6 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.transformers_utils.config_parser_base": Waits("Hugging Face configuration parsers"),
     "vllm.transformers_utils.config": Waits("Hugging Face configuration parsers"),
     "vllm.renderers": Waits(POOLING),
-    "vllm.reasoning": Waits(REASONING),
     "vllm.multimodal": Waits(MULTIMODAL),
     "vllm.device_allocator": Waits(SLEEP),
     "vllm.v1.kv_offload": Waits(OFFLOAD),
@@ -494,7 +530,7 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.guided_decoding": Waits(STRUCTURED),
     "vllm.v1.spec_decode": Waits(SPECULATION),
     "vllm.v1.pool": Waits(POOLING),
-    **_old_tool_paths(),
+    **_parser_paths(),
     # -- helpers -------------------------------------------------------------------------------------------------------
     "vllm.utils": Entry(
         "hardpoint.compat.adapters",
@@ -504,8 +540,8 @@ MODULES: dict[str, Entry | Waits] = {
     ),
     "vllm.utils.argparse_utils": Entry(names=_from("hardpoint.config.arguments", "FlexibleArgumentParser")),
     "vllm.utils.import_utils": Entry(
-        names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname"),
-        waits={"import_from_path": TOOLS, "import_plugin": TOOLS},
+        names=_from("hardpoint.extensions.refs", "resolve_obj_by_qualname")
+        | _from("hardpoint.compat.adapters", "import_from_path import_plugin"),
     ),
     "vllm.utils.torch_utils": Entry("hardpoint.compat.torch_helpers"),
     "vllm.utils.deep_gemm": Waits("GPU kernels"),

@@ -14,10 +14,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hardpoint.worker.distributed.group import GroupCoordinator
+from hardpoint.config.sections.model import stage_layers
+from hardpoint.worker.distributed.group import GroupCoordinator as GroupCoordinator
 from hardpoint.worker.distributed.rendezvous import join_world
-
-__all__ = ["GroupCoordinator"]
 
 _GROUP_NAMES = ("world", "tp", "pp", "dp", "ep", "pcp", "dcp")
 _groups: dict[str, GroupCoordinator] = {}
@@ -182,6 +181,11 @@ def tensor_model_parallel_reduce_scatter(input_: torch.Tensor, dim: int = -1) ->
 def tensor_model_parallel_gather(input_: torch.Tensor, dst: int = 0, dim: int = -1) -> torch.Tensor | None:
     """Concatenate on rank `dst` of the group; None elsewhere."""
     return get_tp_group().gather(input_, dst, dim)
+
+
+def get_pp_indices(num_hidden_layers: int, pp_rank: int, pp_size: int) -> tuple[int, int]:
+    """First layer of a pipeline stage and the one past its last. Raises ConfigError for a bad partition."""
+    return stage_layers(num_hidden_layers, pp_rank, pp_size)
 
 
 def divide(numerator: int, denominator: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import uuid
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from hardpoint.compat.table import API_VERSION
+from hardpoint.extensions.parser_files import import_parser_file
 from hardpoint.extensions.points import group_row
 
 DEFAULT_PLUGINS_GROUP = group_row("general").group
@@ -49,6 +53,22 @@ def get_tokenizer(
 
     args = EngineArgs(model=tokenizer_name, tokenizer_mode=tokenizer_mode, revision=revision, download_dir=download_dir)
     return of_model(args.create_engine_config().model_config)
+
+
+def import_from_path(module_name: str, file_path: str) -> ModuleType:
+    """Execute a Python file as a module of the given name."""
+    spec = importlib.util.spec_from_file_location(module_name, file_path)
+    if spec is None or spec.loader is None:
+        raise ModuleNotFoundError(f"no module {module_name!r} in {file_path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def import_plugin(plugin_path: str) -> ModuleType:
+    """Import the module or the file that registers parsers, once."""
+    return import_parser_file(plugin_path, "tool_parsers")
 
 
 def convert_ids_list_to_tokens(tokenizer: Any, token_ids: list[int]) -> list[str]:

@@ -28,6 +28,7 @@ from hardpoint.errors import ConfigError
 from hardpoint.extensions import plugin_config
 from hardpoint.extensions.boot import load_general_plugins, set_policy
 from hardpoint.extensions.ledger import ledger
+from hardpoint.extensions.parser_files import import_parser_file
 from hardpoint.extensions.refs import load_ref
 from hardpoint.log import configure
 
@@ -155,6 +156,8 @@ class EngineArgs(_Arguments):
         platform = load_ref("hardpoint.platforms:current_platform")
         platform.pre_register_and_update()
         platform.validate_environ(bool(self.fail_on_environ_validation))
+        if self.tool_parser_plugin:
+            import_parser_file(self.tool_parser_plugin, "tool_parsers")
         parts = self._sections(_use(usage_context), platform)
         self._record()
         return VllmConfig(**parts)

@@ -36,7 +36,7 @@ NO_MEDIA = "media in prompts are not supported yet"
 NO_POOLING = "pooling models are not supported yet"
 NO_LORA = "adapters are not supported yet"
 NO_SPEC = "speculative decoding is not supported yet"
-NO_TOOLS = "tool calls and reasoning parsers are not supported yet"
+NO_BUDGET = "a budget for reasoning is not supported yet"
 NO_RANKS = "this way to use several ranks is not supported yet"
 ONE_FRONT = "the replicas of a model are all this server's own"
 ONE_NODE = "the mp executor runs on one machine; use --distributed-executor-backend ray for several"
@@ -319,15 +319,15 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Structured outputs, reasoning, tools": (
         F("--structured-outputs-config",  JSON,  None,   "structured_outputs_config", "grammar settings"),
-        F("--reasoning-parser",           STR,   "",     "structured_outputs_config.reasoning_parser", "parser name", NO_TOOLS),
-        F("--reasoning-parser-plugin",    STR,   "",     "structured_outputs_config.reasoning_parser_plugin", "file imported first", NO_TOOLS),
-        F("--reasoning-config",           JSON,  None,   "reasoning_config", "budget delimiters", NO_TOOLS),
-        F("--enable-auto-tool-choice",    BOOL,  False,  "", "allow tool_choice auto", NO_TOOLS),
-        F("--tool-call-parser",           STR,   None,   "", "parser name", NO_TOOLS),
-        F("--tool-parser-plugin",         STR,   "",     "", "file imported first", NO_TOOLS),
-        F("--tool-strict-level",          STR,   "auto", "", "how strict", NO_TOOLS),
-        F("--exclude-tools-when-tool-choice-none", BOOL, False, "", "hide tools from the prompt", NO_TOOLS),
-        F("--tool-server",                STR,   None,   "", "MCP servers", NO_TOOLS),
+        F("--reasoning-parser",           STR,   "",     "structured_outputs_config.reasoning_parser", "tells the model's reasoning from its answer: a parser's name"),
+        F("--reasoning-parser-plugin",    STR,   "",     "structured_outputs_config.reasoning_parser_plugin", "a module or a .py file that registers reasoning parsers"),
+        F("--reasoning-config",           JSON,  None,   "reasoning_config", "budget delimiters", NO_BUDGET),
+        F("--enable-auto-tool-choice",    BOOL,  False,  "", "let the model decide to call tools, read by --tool-call-parser"),
+        F("--tool-call-parser",           STR,   None,   "", "reads tool calls in the format the model was trained on: a parser's name"),
+        F("--tool-parser-plugin",         STR,   "",     "", "a module or a .py file that registers tool parsers"),
+        F("--tool-strict-level",          STR,   "auto", "", "how strict", "calls are only held to a schema by tool_choice required or a named function"),
+        F("--exclude-tools-when-tool-choice-none", BOOL, False, "", "do not show the model tools that it may not call"),
+        F("--tool-server",                STR,   None,   "", "MCP servers", "tools run at the client: no tool server is asked"),
     ),
     "Speculative decoding": (
         F("--speculative-config -sc",     JSON,  None,   "speculative_config", "draft settings", NO_SPEC),

@@ -32,6 +32,7 @@ from hardpoint.config.unsupported import check_supported
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.ledger import BUILT_IN, Origin, ledger
+from hardpoint.extensions.parser_choice import choose_parser
 from hardpoint.extensions.refs import load_ref, parse_ref
 from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
@@ -225,6 +226,13 @@ def _choose_quantization(config: VllmConfig, platform: Any) -> None:
     platform.verify_quantization(model.quantization)
 
 
+def _choose_reasoning_parser(config: VllmConfig, platform: Any) -> None:
+    chosen = config.structured_outputs_config
+    if chosen.reasoning_parser or chosen.reasoning_parser_plugin:
+        # Also in the engine core, whose grammars begin where the reasoning ends.
+        choose_parser("reasoning_parsers", chosen.reasoning_parser, chosen.reasoning_parser_plugin)
+
+
 def _choose_loader(config: VllmConfig, platform: Any) -> None:
     chosen, known = config.load_config.load_format, registry("model_loaders")
     if chosen in known:
@@ -395,6 +403,7 @@ STEPS = (
     Step("choose the number format",              _choose_dtype),
     Step("choose the quantisation",               _choose_quantization),
     Step("choose the loader",                     _choose_loader),
+    Step("choose the reasoning parser",           _choose_reasoning_parser),
     Step("bound the context",                     _bound_context),
     Step("name the model",                        _name_model),
     Step("choose the executor",                   _choose_executor,     always=True),

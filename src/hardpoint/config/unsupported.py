@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 from hardpoint.config.flags import (
     FLAGS,
     LATER,
+    NO_BUDGET,
     NO_GRAPHS,
     NO_LORA,
     NO_MEDIA,
     NO_POOLING,
     NO_RANKS,
     NO_SPEC,
-    NO_TOOLS,
     NO_TRANSFER,
     Flag,
     reason,
@@ -58,7 +58,7 @@ LIMITS = (
     Limit("diffusion_config",                              (None,),                      LATER),
     Limit("engram_config",                                 (None,),                      NO_TABLES),
     Limit("weight_transfer_config",                        (None,),                      LATER),
-    Limit("reasoning_config",                              (None,),                      NO_TOOLS),
+    Limit("reasoning_config",                              (None,),                      NO_BUDGET),
     Limit("parallel_config.placement_group",               (None,),                      NO_RANKS),
     Limit("parallel_config.ray_runtime_env",               (None,),                      NO_RANKS),
 )

@@ -33,6 +33,7 @@ _PLATFORM = "hardpoint.platforms:current_platform"
 ASYNC_LLM = "hardpoint.front_end.async_llm:AsyncLLM"
 _LAUNCH = "hardpoint.processes.launcher:launch"
 _BUILD_APP = "hardpoint.front_end.server.app:build_app"
+_CHECK_PARSERS = "hardpoint.front_end.server.parser_flags:check_parsers"
 _LOAD_MIDDLEWARE = "hardpoint.front_end.server.middleware:load_middleware"
 _INIT_APP_STATE = "hardpoint.front_end.server.app:init_app_state"
 _HTTP_SERVER = "hardpoint.processes.http_server:HttpServer"
@@ -72,6 +73,7 @@ def _serve(args: Namespace, signals: StopSignals) -> int:
         mark_run()
         boot(Role.FRONT_END)
         _check_middleware(args)
+        load_ref(_CHECK_PARSERS)(args)
         if count > 1:
             return load_ref(_LAUNCH)(args, listener, signals, count)
         engine = start_engine(args)

@@ -41,7 +41,6 @@ COMPLETIONS = (
 )
 CHAT = (
     *SHARED,
-    Refusal("tool_choice", lambda v: v in (None, "none"), "tool calling is not available; only 'none' is"),
     Refusal("media_io_kwargs", _unset, _NO_MEDIA),
     Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
 )

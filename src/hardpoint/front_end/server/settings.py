@@ -67,6 +67,7 @@ class ServerSettings:
     disable_log_stats: bool = False
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
+    tool_parser_plugin: str = ""
     exclude_tools_when_tool_choice_none: bool = False
     shutdown_timeout: int = 0
 

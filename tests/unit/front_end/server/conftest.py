@@ -16,6 +16,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, pre_tokenizers
 
+from hardpoint.config.sections import StructuredOutputsConfig
 from hardpoint.contracts.engine_client import EngineClient
 from hardpoint.errors import EngineDeadError
 from hardpoint.extensions.ledger import ledger
@@ -75,7 +76,7 @@ def _vllm_config(tokenizer: Tokenizer, **changes: Any) -> Any:
         model_config=model,
         scheduler_config=SimpleNamespace(policy="fcfs", stream_interval=1),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
-        structured_outputs_config=None,
+        structured_outputs_config=StructuredOutputsConfig(),
         speculative_config=None,
         kv_transfer_config=None,
         ec_transfer_config=None,

@@ -193,7 +193,7 @@ def test_messages_that_cannot_be_read_are_refused_by_place(make_server, run, mes
     ("body", "param"),
     [
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "auto"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),

@@ -6,9 +6,10 @@ import time
 import uuid
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, model_validator
 
 from hardpoint.log import init_logger
+from hardpoint.types.answers import OpenAIBaseModel
 
 logger = init_logger(__name__)
 
@@ -26,12 +27,6 @@ def random_id() -> str:
 def now() -> int:
     """Unix time in whole seconds."""
     return int(time.time())
-
-
-class OpenAIBaseModel(BaseModel):
-    """A body that accepts unknown fields, as OpenAI's API does."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class RequestBody(OpenAIBaseModel):
@@ -138,52 +133,3 @@ class FunctionDefinition(OpenAIBaseModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     defer_loading: bool | None = None
-
-
-class FunctionCall(OpenAIBaseModel):
-    """A call a model made; `arguments` is JSON text."""
-
-    name: str
-    arguments: str
-    id: str | None = Field(default=None, exclude=True)
-
-
-class ToolCall(OpenAIBaseModel):
-    """One tool call of a message."""
-
-    id: str = Field(default_factory=lambda: f"chatcmpl-tool-{random_id()}")
-    type: str = "function"
-    function: FunctionCall
-
-
-class DeltaFunctionCall(BaseModel):
-    """A fragment of a function call."""
-
-    name: str | None = None
-    arguments: str | None = None
-
-
-class DeltaToolCall(OpenAIBaseModel):
-    """A fragment of a tool call; `id`, `type` and the name come with the first only."""
-
-    id: str | None = None
-    type: str | None = None
-    index: int
-    function: DeltaFunctionCall | None = None
-
-
-class ExtractedToolCallInformation(BaseModel):
-    """What a tool parser found in a whole text."""
-
-    tools_called: bool
-    tool_calls: list[ToolCall]
-    content: str | None = None
-
-
-class DeltaMessage(OpenAIBaseModel):
-    """A fragment of an assistant message."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[DeltaToolCall] = Field(default_factory=list)

@@ -8,18 +8,15 @@ from pydantic import Field, field_validator, model_validator
 
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.server.protocol.base import (
-    DeltaMessage,
-    FunctionCall,
     FunctionDefinition,
     LogprobBody,
-    OpenAIBaseModel,
     PerRequestMetrics,
-    ToolCall,
     UsageInfo,
     now,
     random_id,
 )
 from hardpoint.front_end.server.protocol.sampling import SharedRequest
+from hardpoint.types.answers import DeltaMessage, FunctionCall, OpenAIBaseModel, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_MESSAGES = 16384
@@ -45,7 +42,23 @@ class ChatCompletionNamedToolChoiceParam(OpenAIBaseModel):
     type: Literal["function"] = "function"
 
 
-ToolChoice = Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam
+class AllowedTools(OpenAIBaseModel):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChatCompletionNamedToolChoiceParam] = Field(min_length=1)
+
+
+class ChatCompletionAllowedToolsChoiceParam(OpenAIBaseModel):
+    """ "Only these"."""
+
+    allowed_tools: AllowedTools
+    type: Literal["allowed_tools"]
+
+
+ToolChoice = (
+    Literal["none", "auto", "required"] | ChatCompletionAllowedToolsChoiceParam | ChatCompletionNamedToolChoiceParam
+)
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:

@@ -45,10 +45,12 @@ def with_older_names(data: Any) -> Any:
 
 
 def structured_outputs_of(
-    structured_outputs: dict[str, Any] | None, response_format: dict[str, Any] | None
+    structured_outputs: dict[str, Any] | StructuredOutputsParams | None, response_format: dict[str, Any] | None
 ) -> StructuredOutputsParams | None:
     """The constraint of a body; None when it has none. Raises VLLMValidationError naming the field."""
     formatted = _of_response_format(response_format) if response_format is not None else None
+    if isinstance(structured_outputs, StructuredOutputsParams):
+        return structured_outputs  # made by a parser that demands a tool call
     if structured_outputs is None:
         return StructuredOutputsParams(**formatted) if formatted is not None else None
     unknown = sorted(set(structured_outputs) - set(StructuredOutputsParams.__struct_fields__))

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from hardpoint.front_end.parsers.answers import Answer, AnswerReader, merged
 from hardpoint.front_end.server.logprobs import ChatLogprobs, prompt_logprobs_body
 from hardpoint.front_end.server.protocol.chat import (
     ChatCompletionLogProbs,
@@ -21,7 +22,11 @@ from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.jobs import Job, UsageCount, metrics_of, stream_usage
 from hardpoint.front_end.server.serving.prompts import PromptMaker, output_limit
 from hardpoint.front_end.server.streams import DONE, event
+from hardpoint.log import init_logger
+from hardpoint.types.answers import DeltaMessage
 from hardpoint.types.outputs import CompletionOutput, RequestOutput
+
+logger = init_logger(__name__)
 
 
 class ChatService:
@@ -39,7 +44,12 @@ class ChatService:
         context = self._context
         context.check_model(request.model)
         refuse_unsupported(request, CHAT)
+        self._warn_of_unseen_tools(request)
+        plan = context.parsers.plan(request, self._prompts.template_arguments(request))
+        # A parser may have changed it: what runs from here on is the plan's.
+        request = plan.request
         prompt = await self._prompts.of_chat(request)
+        plan.saw_prompt(prompt.token_ids)
         name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
         asked = request.output_limit
         default = context.default_sampling_params.get("max_tokens") if asked is None else None
@@ -47,7 +57,16 @@ class ChatService:
             asked or default, prompt, context.max_model_len, name=name, prompt_name="messages", exact=asked is not None
         )
         params = request.to_sampling_params(limit, context.default_sampling_params)
-        return Job.make(context, request, http, "chatcmpl", [prompt], [params])
+        return Job.make(context, request, http, "chatcmpl", [prompt], [params], plan)
+
+    def _warn_of_unseen_tools(self, request: ChatCompletionRequest) -> None:
+        """A model whose template knows no tools is not told of them."""
+        tokenizer = self._context.tokenizer
+        if not request.tools or tokenizer is None:
+            return
+        given = request.chat_template or self._context.chat_template
+        if "tools" not in (tokenizer.get_chat_template(given, request.tools) or ""):
+            logger.warning_once("the chat template does not use tools: the model is not told of those in requests")
 
     def _role(self, request: ChatCompletionRequest) -> str:
         if request.add_generation_prompt:
@@ -83,7 +102,9 @@ class ChatService:
         scores, choices = self._scores(request), []
         for one in sorted(result.outputs, key=lambda one: one.index):
             usage.saw_tokens(one.index, len(one.token_ids))
-            choices.append(self._choice(request, one, scores))
+            reader = _reader_of(job)
+            choices.append(self._choice(request, one, scores, reader))
+            usage.saw_reasoning(one.index, reader.reasoning_tokens() if reader is not None else None)
             self._context.request_log.answered(job.request_id, one.text, one.token_ids, one.finish_reason)
         return ChatCompletionResponse(
             id=job.request_id,
@@ -101,16 +122,28 @@ class ChatService:
         )
 
     def _choice(
-        self, request: ChatCompletionRequest, output: CompletionOutput, scores: ChatLogprobs | None
+        self,
+        request: ChatCompletionRequest,
+        output: CompletionOutput,
+        scores: ChatLogprobs | None,
+        reader: AnswerReader | None,
     ) -> ChatCompletionResponseChoice:
+        answer = Answer(output.text) if reader is None else reader.whole(output.text, output.token_ids)
+        reason = output.finish_reason or "stop"
+        echo = self._echo(request)
         logprobs = None
         if scores is not None and output.logprobs is not None:
             logprobs = ChatCompletionLogProbs(**scores.build(output.token_ids, output.logprobs))
         return ChatCompletionResponseChoice(
             index=output.index,
-            message=ChatMessage(role=self._role(request), content=self._echo(request) + output.text),
+            message=ChatMessage(
+                role=self._role(request),
+                content=echo + (answer.content or "") if echo else answer.content,
+                tool_calls=answer.tool_calls,
+                reasoning=answer.reasoning,
+            ),
             logprobs=logprobs,
-            finish_reason=output.finish_reason or "stop",
+            finish_reason=reason if reader is None else reader.finish_reason(reason),
             stop_reason=output.stop_reason,
             token_ids=list(output.token_ids) if request.return_token_ids else None,
         )
@@ -120,7 +153,8 @@ class ChatService:
         context = self._context
         include_usage, continuous = stream_usage(request, context.settings)
         usage, scores = UsageCount(context.settings), self._scores(request)
-        waiting = [_Delta() for _ in range(job.params[0].n)]
+        readers = [_reader_of(job) for _ in range(job.params[0].n)]
+        waiting = [_Delta() for _ in readers]
         last: RequestOutput | None = None
         outputs = job.run(context)
         try:
@@ -133,12 +167,16 @@ class ChatService:
                 for output in result.outputs:
                     usage.saw_tokens(output.index, len(output.token_ids))
                     delta = waiting[output.index]
-                    delta.add(output, scores)
+                    reader = readers[output.index]
+                    delta.add(output, scores, reader)
+                    if reader is not None:
+                        usage.saw_reasoning(output.index, delta.reasoning_tokens)
                     context.request_log.streamed(job.request_id, output.text, output.finish_reason)
                     if delta.worth_sending:
                         waiting[output.index] = _Delta()
-                        chunk = self._chunk(job, [delta.choice(output, request)], delta.finish_reason)
-                        yield event(self._counted(chunk, usage, continuous))
+                        for choice in delta.choices(output, request):
+                            chunk = self._chunk(job, [choice], choice["finish_reason"])
+                            yield event(self._counted(chunk, usage, continuous))
         finally:
             await outputs.aclose()
         if include_usage:
@@ -189,37 +227,74 @@ class ChatService:
         return chunk
 
 
+def _reader_of(job: Job) -> AnswerReader | None:
+    """A reader for one answer; None where its text is its content."""
+    return None if job.plan is None or job.plan.reads_nothing else job.plan.reader()
+
+
 @dataclass
 class _Delta:
     """What is to be sent next of one choice; kept while its text is held back."""
 
-    text: str = ""
+    message: DeltaMessage | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None
     finish_reason: str | None = None
+    reasoning_tokens: int | None = None
 
     @property
     def worth_sending(self) -> bool:
-        return bool(self.text) or self.finish_reason is not None
+        return self.message is not None or self.finish_reason is not None
 
-    def add(self, output: CompletionOutput, scores: ChatLogprobs | None) -> None:
-        self.text += output.text
+    def add(self, output: CompletionOutput, scores: ChatLogprobs | None, reader: AnswerReader | None) -> None:
         self.token_ids += output.token_ids
         self.finish_reason = output.finish_reason
+        if reader is None:
+            self.message = merged(self.message, DeltaMessage(content=output.text) if output.text else None)
+        else:
+            self._read(output, reader)
         if scores is None or output.logprobs is None or not output.token_ids:
             return
         content = scores.build(output.token_ids, output.logprobs)["content"]
         self.logprobs = {"content": [*(self.logprobs or {"content": []})["content"], *content]}
 
-    def choice(self, output: CompletionOutput, request: ChatCompletionRequest) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": output.index,
-            "delta": {"content": self.text} if self.text else {},
-            "logprobs": self.logprobs,
-            "finish_reason": self.finish_reason,
-        }
+    def _read(self, output: CompletionOutput, reader: AnswerReader) -> None:
+        self.message = merged(self.message, reader.feed(output.text, output.token_ids))
+        if output.finish_reason is None:
+            return
+        self.message = merged(self.message, reader.finish())
+        self.finish_reason = reader.finish_reason(output.finish_reason)
+        self.reasoning_tokens = reader.reasoning_tokens()
+
+    def choices(self, output: CompletionOutput, request: ChatCompletionRequest) -> list[dict[str, Any]]:
+        """One choice, or several where a call begins and goes on at once."""
+        fragments = _fragments(self.message)
+        choices: list[dict[str, Any]] = [
+            {"index": output.index, "delta": fragment, "logprobs": None, "finish_reason": None}
+            for fragment in fragments
+        ]
+        choices[0]["logprobs"] = self.logprobs
+        choices[-1]["finish_reason"] = self.finish_reason
         if self.finish_reason is not None:
-            choice["stop_reason"] = output.stop_reason
+            choices[-1]["stop_reason"] = output.stop_reason
         if request.return_token_ids:
-            choice["token_ids"] = self.token_ids
-        return choice
+            for choice in choices:
+                choice["token_ids"] = []
+            choices[0]["token_ids"] = self.token_ids
+        return choices
+
+
+def _fragments(message: DeltaMessage | None) -> list[dict[str, Any]]:
+    """A message as deltas of a stream; in each, a call has one fragment."""
+    if message is None:
+        return [{}]
+    said = message.model_dump(exclude_none=True, exclude={"tool_calls"})
+    fragments: list[dict[str, Any]] = [said]
+    for call in message.tool_calls:
+        fragment = call.model_dump(exclude_none=True)
+        calls = fragments[-1].setdefault("tool_calls", [])
+        if any(other["index"] == call.index for other in calls):
+            fragments.append({"tool_calls": [fragment]})
+        else:
+            calls.append(fragment)
+    return fragments

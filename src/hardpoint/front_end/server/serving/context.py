@@ -12,7 +12,9 @@ from hardpoint import __version__
 from hardpoint.contracts.engine_client import EngineClient
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.parsers.answers import Parsers
 from hardpoint.front_end.server.errors import not_found
+from hardpoint.front_end.server.parser_flags import chosen_parsers
 from hardpoint.front_end.server.protocol.base import now
 from hardpoint.front_end.server.protocol.models import ModelCard, ModelList, ModelPermission
 from hardpoint.front_end.server.request_log import RequestLog
@@ -61,6 +63,7 @@ class ServerContext:
     fingerprint: str | None
     chat_template: str | None
     request_log: RequestLog
+    parsers: Parsers
     running: RunningRequests = field(default_factory=RunningRequests)
     started: int = field(default_factory=now)
 
@@ -69,16 +72,18 @@ class ServerContext:
         """Gather what the services need from a running engine."""
         model_config = engine.model_config
         given = model_config.get_diff_sampling_param()
+        tokenizer = _tokenizer_of(engine)
         return cls(
             engine=engine,
             settings=settings,
-            tokenizer=_tokenizer_of(engine),
+            tokenizer=tokenizer,
             served_names=_names(settings, model_config),
             max_model_len=model_config.max_model_len or 0,
             default_sampling_params=dict(given or {}),
             fingerprint=fingerprint(settings, engine.vllm_config),
             chat_template=load_chat_template(settings.chat_template),
             request_log=RequestLog(settings),
+            parsers=chosen_parsers(settings, engine.vllm_config, tokenizer),
         )
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from hardpoint.errors import EngineGenerateError, VLLMValidationError
+from hardpoint.front_end.parsers.answers import AnswerPlan
 from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.asgi import REQUEST_ID_MAX_CHARS, valid_request_id
 from hardpoint.front_end.server.protocol.base import (
@@ -83,6 +84,7 @@ class Job:
     priority: int
     session_id: str | None
     created: int
+    plan: AnswerPlan | None = None
 
     @classmethod
     def make(
@@ -93,8 +95,12 @@ class Job:
         prefix: str,
         prompts: list[TokenPrompt],
         params: list[SamplingParams],
+        plan: AnswerPlan | None = None,
     ) -> Job:
-        """Combine the body with the headers, which win."""
+        """Combine the body with the headers, which win.
+
+        plan  how the answers are read, for messages
+        """
         headers = RequestHeaders.of(http)
         request_id = f"{prefix}-{headers.request_id or request.request_id}"
         http.state.request_metadata = RequestResponseMetadata(request_id=request_id)
@@ -108,6 +114,7 @@ class Job:
             priority=context.check_priority(priority),
             session_id=headers.session_id or request.session_id,
             created=now(),
+            plan=plan,
         )
 
     async def run(self, context: ServerContext) -> AsyncGenerator[tuple[int, RequestOutput], None]:
@@ -145,7 +152,12 @@ class Job:
             priority=self.priority,
             data_parallel_rank=self.headers.data_parallel_rank,
             session_id=self.session_id,
+            **self._about_reasoning(params),
         )
+
+    def _about_reasoning(self, params: SamplingParams) -> dict[str, Any]:
+        """Structured output begins where the reasoning ends, which the engine core has to find."""
+        return self.plan.engine_arguments if self.plan is not None and params.structured_outputs is not None else {}
 
 
 def _for_engine(prompt: TokenPrompt) -> dict[str, Any]:
@@ -165,6 +177,7 @@ class UsageCount:
         self._details = settings.enable_prompt_tokens_details
         self._prompts: dict[int, tuple[int, int | None]] = {}
         self._outputs: dict[int, int] = {}
+        self._reasoning: dict[int, int] = {}
 
     def saw_prompt(self, index: int, output: RequestOutput) -> None:
         """Note the prompt of an output; the first to know about cached tokens counts."""
@@ -177,6 +190,11 @@ class UsageCount:
         """Note `count` more output tokens of a choice."""
         self._outputs[choice] = self._outputs.get(choice, 0) + count
 
+    def saw_reasoning(self, choice: int, tokens: int | None) -> None:
+        """Note how many of an output's tokens are reasoning; None where nobody knows."""
+        if tokens is not None:
+            self._reasoning[choice] = tokens
+
     def body(self, prompt: int | None = None, choice: int | None = None) -> dict[str, Any]:
         """The usage object of the whole request, or of one prompt's one choice so far."""
         prompts = self._prompts.values() if prompt is None else [self._prompts[prompt]]
@@ -187,6 +205,9 @@ class UsageCount:
             "total_tokens": given + generated,
             "completion_tokens": generated,
         }
+        if self._reasoning:
+            counts = self._reasoning.values() if choice is None else [self._reasoning.get(choice, 0)]
+            usage["completion_tokens_details"] = {"reasoning_tokens": sum(counts)}
         cached = [count for _, count in prompts if count is not None]
         if self._details and cached:
             usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}

@@ -64,6 +64,11 @@ class PromptMaker:
         cut = self._inputs.tokenize({"prompt_token_ids": rendered["prompt_token_ids"]}, how)
         return TokenPrompt(cut.token_ids, rendered["prompt"], request.cache_salt)
 
+    def template_arguments(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        """What the template gets beside the messages, as far as it says how to think."""
+        effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort is not None else {}
+        return {**(self._context.settings.default_chat_template_kwargs or {}), **_template_kwargs(request), **effort}
+
     async def of_tokenize_chat(self, request: TokenizeChatRequest) -> list[int]:
         """The ids a conversation makes."""
         return (await self._rendered(request, _template_kwargs(request)))["prompt_token_ids"]

@@ -7,7 +7,7 @@ from hardpoint.errors import ConfigError
 from hardpoint.extensions.refs import load_ref
 
 # Built-in executors, by what they answer to `supports_async_scheduling`; their modules are not for the front end.
-_ABLE = {"uni": True, "mp": True, "ray": False, "external_launcher": False}
+_ABLE = {"uni": True, "mp": True, "ray": True, "external_launcher": False}
 
 
 def choose_async_scheduling(config: VllmConfig) -> None:

@@ -135,7 +135,7 @@ def test_budget_defaults_give_way_to_each_other(create):
         ({"compilation_config": 3}, "compiled models are not supported yet"),
         ({"compilation_config": {"cudagraph_mode": "FULL"}}, "device graphs are not supported yet"),
         ({"logging_config": {"formatter": "xml"}}, "expected one of text, json"),
-        ({"distributed_executor_backend": "ray"}, "Ray"),
+        ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "all of the 2 replicas are the server's own"),
         ({"distributed_executor_backend": "nowhere.Executor"}, "nowhere"),
         ({"scheduler_cls": "Scheduler"}, "scheduler_config.scheduler_cls is 'Scheduler': expected pkg.module.Class"),
         ({"worker_cls": "mod:Worker"}, "parallel_config.worker_cls"),

@@ -20,7 +20,7 @@ ROWS = [
     if not line.startswith("#")
 ]
 # Marked as later, and there already.
-EARLY = ("--data-parallel-address", "--data-parallel-rpc-port")
+EARLY = ("--data-parallel-address", "--data-parallel-rpc-port", "--data-parallel-size-local")
 
 
 @pytest.mark.parametrize(("name", "aliases", "mark"), ROWS)

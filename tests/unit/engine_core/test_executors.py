@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -9,8 +10,10 @@ from engine_fakes import FakeExecutor, make_config
 
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.worker import WorkerBase
-from hardpoint.engine_core.executors import mp
+from hardpoint.engine_core.executors import mp, remote
+from hardpoint.engine_core.executors.external import ExternalLauncherExecutor
 from hardpoint.engine_core.executors.mp import MultiprocExecutor
+from hardpoint.engine_core.executors.ray_actors import RayExecutor
 from hardpoint.engine_core.executors.uni import UniProcExecutor
 from hardpoint.errors import ConfigError, EngineDeadError
 from hardpoint.types.schedule import AsyncModelRunnerOutput, ModelRunnerOutput, SchedulerOutput
@@ -20,7 +23,7 @@ def config_with(backend=None, world_size: int = 1, **parallel) -> SimpleNamespac
     config = make_config()
     config.parallel_config = SimpleNamespace(
         distributed_executor_backend=backend, world_size=world_size, tensor_parallel_size=world_size, nnodes=1,
-        worker_cls="auto", worker_extension_cls="", **parallel,
+        worker_cls="auto", worker_extension_cls="", data_parallel_rank=0, **parallel,
     )  # fmt: skip
     config.kv_transfer_config = config.compilation_config = None
     return config
@@ -36,6 +39,8 @@ def config_with(backend=None, world_size: int = 1, **parallel) -> SimpleNamespac
         (None, 2, MultiprocExecutor),
         ("uni", 1, UniProcExecutor),
         ("mp", 1, MultiprocExecutor),
+        ("ray", 2, RayExecutor),
+        ("external_launcher", 2, ExternalLauncherExecutor),
         (FakeExecutor, 1, FakeExecutor),
         ("engine_fakes.FakeExecutor", 1, FakeExecutor),
     ],
@@ -53,8 +58,6 @@ def test_what_is_no_executor_is_a_type_error(backend):
 @pytest.mark.parametrize(
     ("backend", "text"),
     [
-        ("ray", "Ray is not supported by this version"),
-        ("external_launcher", "torchrun launching is not supported by this version"),
         ("fast", "'fast' is not a class path"),
         ("no_such_package.Executor", "there is no module 'no_such_package'"),
         ("engine_fakes.Nothing", "has no attribute 'Nothing'"),
@@ -145,8 +148,9 @@ class FakeLink:
         self.answer: Future = Future()
         self.closed = False
 
-    def submit(self, method, args=(), kwargs=None, timeout_s=None):
+    def submit(self, method, args=(), kwargs=None, timeout_s=None, silent=False):
         self.calls.append((method, args, kwargs, timeout_s))
+        self.silent = silent
         if method in ("init_device", "load_model"):
             done: Future = Future()
             done.set_result(None)
@@ -175,7 +179,7 @@ class FakeProcess:
 @pytest.fixture
 def many(monkeypatch):
     monkeypatch.setattr(mp, "to_wire", lambda config: b"config")
-    monkeypatch.setattr(mp, "start_workers", lambda starts, timeout_s: [FakeProcess(start) for start in starts])
+    monkeypatch.setattr(mp, "start_workers", lambda starts, timeout_s, first: [FakeProcess(start) for start in starts])
     return MultiprocExecutor(config_with(world_size=3))
 
 
@@ -198,8 +202,16 @@ def test_results_come_in_rank_order(many):
     assert many._workers[0].link.calls[-1] == ("ranks", (1,), None, 5)
     assert many.collective_rpc("ranks", non_block=True).result(1) == [0, 1, 2]
     assert many.execute_model(SchedulerOutput.make_empty()) == 0
-    # A step's limit is kept here and not sent along.
+    # A step's limit is kept here and not sent along; only one rank's result is asked for.
     assert many._workers[0].link.calls[-1][3] is None
+    assert [worker.link.silent for worker in many._workers] == [False, True, True]
+
+
+def test_a_step_in_flight_fails_with_any_rank(many):
+    result = many.execute_model(SchedulerOutput.make_empty(), non_block=True)
+    many._workers[2].link.answer.set_exception(LookupError("rank 2"))
+    with pytest.raises(LookupError, match="rank 2"):
+        result.result(1)
 
 
 def test_the_first_error_comes_at_once_while_others_still_wait(many):
@@ -211,7 +223,7 @@ def test_the_first_error_comes_at_once_while_others_still_wait(many):
 
 
 def test_silent_workers_are_named_when_time_is_over(many, monkeypatch):
-    monkeypatch.setattr(mp, "_ANSWER_GRACE_S", 0.0)
+    monkeypatch.setattr(remote, "_ANSWER_GRACE_S", 0.0)
     many._workers[1].link.answer.set_result(None)
     with pytest.raises(TimeoutError, match=r"workers \[0, 2\] did not answer 'ranks' in 0.01 s"):
         many.collective_rpc("ranks", timeout=0.01)
@@ -249,3 +261,22 @@ def test_more_than_one_machine_is_refused(monkeypatch):
     config.parallel_config.nnodes = 2
     with pytest.raises(ConfigError, match="nnodes=2"):
         MultiprocExecutor(config)
+
+
+def test_ranks_of_a_launcher_must_be_given_and_match(monkeypatch):
+    config = config_with(world_size=2, pipeline_parallel_size=1)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="needs RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT"):
+        ExternalLauncherExecutor(config)
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match="started 3 ranks, the configuration has 2"):
+        ExternalLauncherExecutor(config)
+
+
+def test_ray_is_asked_for_by_name_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hardpoint\[ray\]'"):
+        RayExecutor(config_with(world_size=2))

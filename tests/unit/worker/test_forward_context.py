@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hardpoint.config.sections import VllmConfig
-from hardpoint.errors import ConfigError
 from hardpoint.worker import forward_context
 from hardpoint.worker.distributed import parallel_state
 from hardpoint.worker.forward_context import (
@@ -54,11 +53,10 @@ def test_a_group_of_one():
     assert parallel_state.get_pp_group().is_last_rank
 
 
-def test_more_ranks_are_refused_by_name():
-    with pytest.raises(ConfigError, match="2 ranks is not supported"):
-        parallel_state.init_distributed_environment(2, 0)
+def test_groups_must_make_up_the_world():
     try:
-        with pytest.raises(ConfigError, match="tp group of 2 ranks"):
+        parallel_state.init_distributed_environment(1, 0)
+        with pytest.raises(RuntimeError, match="2 tensor-parallel times 1 pipeline ranks are not the 1 ranks"):
             parallel_state.initialize_model_parallel(2, 1)
         parallel_state.destroy_model_parallel()
         parallel_state.ensure_model_parallel_initialized(1, 1)

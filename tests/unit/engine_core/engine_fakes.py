@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,12 +55,19 @@ def layer_spec(block_size: int, window: int = 0) -> KVCacheSpec:
     return SlidingWindowSpec(**sizes, sliding_window=window) if window else FullAttentionSpec(**sizes)
 
 
-def make_scheduler(config: SimpleNamespace, num_blocks: int, *, window: int = 0, log_stats: bool = False) -> Scheduler:
+def make_scheduler(
+    config: SimpleNamespace,
+    num_blocks: int,
+    *,
+    window: int = 0,
+    log_stats: bool = False,
+    kind: type[Scheduler] = Scheduler,
+) -> Scheduler:
     """A scheduler over a pool of `num_blocks`, the null block included."""
     block_size = config.cache_config.block_size
     group = KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=layer_spec(block_size, window))
     plan = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[group])
-    return Scheduler(
+    return kind(
         vllm_config=config,
         kv_cache_config=plan,
         structured_output_manager=None,
@@ -91,10 +99,15 @@ def make_request(
 
 
 class Engine:
-    """A scheduler and a fake runner, stepped together, with every output kept."""
+    """A scheduler and a fake runner, stepped together, with every output kept.
 
-    def __init__(self, scheduler: Scheduler, *, window: int = 0) -> None:
+    in_flight  steps that are planned, and computed, before the result of the first of them is taken in
+    """
+
+    def __init__(self, scheduler: Scheduler, *, window: int = 0, in_flight: int = 1) -> None:
         self.scheduler = scheduler
+        self.in_flight = in_flight
+        self.results: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         config = scheduler.cache_config
         self.runner = FakeRunner(config.block_size, scheduler.kv_cache_config.num_blocks, {}, window)
         self.hasher = block_hasher(config.block_size, hash_function("sha256")) if config.enable_prefix_caching else None
@@ -107,18 +120,33 @@ class Engine:
         assert self.scheduler.why_impossible(added) is None
         self.scheduler.add_request(added)
 
+    @property
+    def has_work(self) -> bool:
+        return bool(self.results) or self.scheduler.has_requests()
+
     def step(self) -> SchedulerOutput:
+        """Plan until enough steps are in flight or nothing is left to plan, then take in the oldest result."""
+        planning = True
+        while planning and len(self.results) < self.in_flight and (self.scheduler.has_requests() or not self.results):
+            planning = self.plan().total_num_scheduled_tokens > 0
+        self.take_in()
+        return self.plans[-1]
+
+    def plan(self) -> SchedulerOutput:
         plan = self.scheduler.schedule()
         self.check(plan)
-        by_client = self.scheduler.update_from_output(plan, self.runner.execute(plan))
+        self.plans.append(plan)
+        self.results.append((plan, self.runner.execute(plan)))
+        return plan
+
+    def take_in(self) -> None:
+        by_client = self.scheduler.update_from_output(*self.results.popleft())
         for batch in by_client.values():
             for output in batch.outputs:
                 self.outputs.setdefault(output.request_id, []).append(output)
-        self.plans.append(plan)
-        return plan
 
     def run(self, max_steps: int = 5000) -> None:
-        while self.scheduler.has_requests():
+        while self.has_work:
             self.step()
             assert len(self.plans) < max_steps, "the engine makes no progress"
 

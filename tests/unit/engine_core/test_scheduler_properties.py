@@ -6,6 +6,8 @@ from engine_fakes import Engine, expected_output, make_config, make_request, mak
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hardpoint.engine_core.scheduler.async_scheduler import AsyncScheduler
+from hardpoint.engine_core.scheduler.default import Scheduler
 from hardpoint.types.finish import FinishReason
 
 
@@ -42,13 +44,20 @@ engines = st.fixed_dictionaries(
 MAX_LEN = 64
 
 
-def run_mix(mix: list, engine: dict, spare_tokens: int, window: int = 0) -> Engine:
+# A scheduler, and how many steps are planned before the result of the first is in: with `Scheduler` as with
+# pipeline stages, where a request's next token is planned once the last is known.
+manners = st.sampled_from([(Scheduler, 1), (Scheduler, 2), (Scheduler, 3), (AsyncScheduler, 1), (AsyncScheduler, 2)])
+SYNC = (Scheduler, 1)
+
+
+def run_mix(mix: list, engine: dict, spare_tokens: int, window: int = 0, manner: tuple = SYNC) -> Engine:
     """Run a mix in a cache that holds one longest request and `spare_tokens` more."""
     config = make_config(max_model_len=MAX_LEN, **engine)
     num_blocks = 1 + -(-(MAX_LEN + spare_tokens) // engine["block_size"])
-    core = Engine(make_scheduler(config, num_blocks, window=window), window=window)
+    kind, in_flight = manner
+    core = Engine(make_scheduler(config, num_blocks, window=window, kind=kind), window=window, in_flight=in_flight)
     arrivals = sorted(enumerate(mix), key=lambda item: item[1][4])
-    while arrivals or core.scheduler.has_requests():
+    while arrivals or core.has_work:
         while arrivals and arrivals[0][1][4] <= len(core.plans):
             number, (prompt, max_tokens, salt, priority, _, min_tokens) = arrivals.pop(0)
             core.add(
@@ -84,43 +93,47 @@ def check_all_returned(core: Engine) -> None:
     assert core.runner.tokens == {}
 
 
-@settings(max_examples=150, deadline=None)
-@given(mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 0, 8, 30, 100, 1000]))
-def test_every_request_gives_what_it_gives_alone(mix, engine, spare_tokens):
-    core = run_mix(mix, engine, spare_tokens)
+@settings(max_examples=250, deadline=None)
+@given(mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 0, 8, 30, 100, 1000]), manner=manners)
+def test_every_request_gives_what_it_gives_alone(mix, engine, spare_tokens, manner):
+    core = run_mix(mix, engine, spare_tokens, manner=manner)
     check_outputs(core, mix)
     check_all_returned(core)
 
 
-@settings(max_examples=60, deadline=None)
-@given(mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 8, 30]), window=st.integers(1, 20))
-def test_the_same_with_a_sliding_window(mix, engine, spare_tokens, window):
-    core = run_mix(mix, engine, spare_tokens, window)
+@settings(max_examples=80, deadline=None)
+@given(
+    mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 8, 30]), window=st.integers(1, 20), manner=manners
+)  # fmt: skip
+def test_the_same_with_a_sliding_window(mix, engine, spare_tokens, window, manner):
+    core = run_mix(mix, engine, spare_tokens, window, manner)
     check_outputs(core, mix, window)
     check_all_returned(core)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
-    mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 30]),
+    mix=requests, engine=engines, spare_tokens=st.sampled_from([0, 30]), manner=manners,
     aborts=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 15)), max_size=5),
     resets=st.lists(st.integers(0, 15), max_size=2),
 )  # fmt: skip
-def test_aborts_and_cache_resets_hurt_nobody_else(mix, engine, spare_tokens, aborts, resets):
+def test_aborts_and_cache_resets_hurt_nobody_else(mix, engine, spare_tokens, manner, aborts, resets):
     config = make_config(max_model_len=MAX_LEN, **engine)
     num_blocks = 1 + -(-(MAX_LEN + spare_tokens) // engine["block_size"])
-    core = Engine(make_scheduler(config, num_blocks))
+    kind, in_flight = manner
+    core = Engine(make_scheduler(config, num_blocks, kind=kind), in_flight=in_flight)
     for number, (prompt, max_tokens, salt, priority, _, _) in enumerate(mix):
         core.add(make_request(f"r{number}", prompt, salt=salt, priority=priority, max_tokens=max_tokens))
-    aborted = set()
-    while core.scheduler.has_requests():
+    aborted, steps = set(), 0
+    while core.has_work:
         for number, step in aborts:
-            if step == len(core.plans):
+            if step == steps:
                 ended = core.scheduler.finish_requests([f"r{number}", "unknown"], 9)
                 aborted |= {request.request_id for request in ended}
-        if len(core.plans) in resets:
+        if steps in resets:
             assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
         core.step()
+        steps += 1
         assert len(core.plans) < 2000, "the engine makes no progress"
     for number, (prompt, max_tokens, salt, *_) in enumerate(mix):
         if f"r{number}" in aborted:

@@ -193,10 +193,15 @@ class KVCacheManager:
         for group in self._groups:
             group.free(request.request_id)
 
-    def uncache(self, request: Request) -> None:
-        """Make sure that nobody finds what only this request has written, e.g. because it holds NaN."""
+    def uncache(self, request: Request, num_tokens: int = 0) -> None:
+        """Make sure that nobody finds what only this request has written, e.g. because it holds NaN.
+
+        num_tokens  first tokens whose blocks may be found all the same
+        """
+        first = num_tokens // self.block_size
         for group in self._groups:
-            self.block_pool.uncache(block for block in group.blocks(request.request_id) if block.ref_cnt == 1)
+            blocks = group.blocks(request.request_id)[first:]
+            self.block_pool.uncache(block for block in blocks if block.ref_cnt == 1)
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """All blocks of a request."""

@@ -161,6 +161,8 @@ class Scheduler(SchedulerInterface):
     def _preempt_request(self, request: Request, timestamp: float) -> None:
         """Take a running request's blocks; it waits to be computed again."""
         self.running.remove(request)
+        # Blocks of tokens that the step being planned will not compute after all.
+        self.kv_cache_manager.uncache(request, request.num_computed_tokens)
         self.kv_cache_manager.free(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0

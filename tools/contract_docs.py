@@ -28,6 +28,9 @@ MORE_CLASSES = {
         "hardpoint.contracts.attention_backend:AttentionMetadataBuilder",
         "hardpoint.contracts.attention_backend:AttentionImpl",
     ],
+    "structured_output_backends": [
+        "hardpoint.contracts.structured_output:StructuredOutputGrammar",
+    ],
     "quantization_methods": [
         "hardpoint.contracts.quantization:QuantizeMethodBase",
         "hardpoint.contracts.quantization:LinearMethodBase",
@@ -46,9 +49,14 @@ SUITES = {
     "attention_backends": ["attention_backend:check_attention_backend"],
     "quantization_methods": ["quantization:check_quantization_config"],
     "model_loaders": ["model_loader:check_model_loader"],
+    "tool_parsers": ["parsers:check_tool_parser"],
+    "reasoning_parsers": ["parsers:check_reasoning_parser"],
+    "structured_output_backends": ["structured_output:check_structured_output_backend"],
     "scheduler_cls": ["scheduler:check_scheduler"],
     "worker_cls": ["worker:check_worker"],
     "worker_extension_cls": ["worker:check_worker_extension"],
+    "tool_parser_plugin": ["parsers:check_tool_parser"],
+    "reasoning_parser_plugin": ["parsers:check_reasoning_parser"],
     "executor_class": ["worker:check_executor"],
     "model_class_overrides": ["model:check_model"],
     "additional_config": ["logits_processor:check_logits_processor"],
@@ -77,7 +85,8 @@ def facts(row: Group | Registry | ConfigHook) -> str:
         lines += [f"takes a {takes}", f"checked: {row.check.value}", f"the same name again: {again}",
                   f"chosen by {row.chosen_by}"]  # fmt: skip
     else:
-        lines += [f"flag `{row.flag}`", f"config field `{row.field}`", f"value: {row.shape.value}"]
+        lines += [f"flag `{row.flag}`", *([f"config field `{row.field}`"] if row.field else [])]
+        lines += [f"value: {row.shape.value}"]
         lines += [f"words of ours: {', '.join(f'`{word}`' for word in row.words.split())}"] if row.words else []
     lines.append(f"processes: {row.roles.label.replace('_', ' ').replace('+', ', ')}")
     lines.append(f"contract version {row.version}" + (" *(planned: nothing reads it yet)*" if is_planned(row) else ""))

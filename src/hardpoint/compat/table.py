@@ -89,7 +89,6 @@ MODELS = "more model architectures"
 CONNECTORS = "KV and encoder-cache connectors"
 OFFLOAD = "KV offloading"
 SLEEP = "sleep mode"
-STRUCTURED = "structured outputs"
 SPECULATION = "speculative decoding"
 QUANT = "more quantisation methods"
 IR = "IR operators"
@@ -526,8 +525,20 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.multimodal": Waits(MULTIMODAL),
     "vllm.device_allocator": Waits(SLEEP),
     "vllm.v1.kv_offload": Waits(OFFLOAD),
-    "vllm.v1.structured_output": Waits(STRUCTURED),
-    "vllm.model_executor.guided_decoding": Waits(STRUCTURED),
+    "vllm.v1.structured_output": Entry(
+        names={"StructuredOutputManager": "hardpoint.engine_core.structured.manager:StructuredOutputManager"}
+    ),
+    "vllm.v1.structured_output.backend_types": Entry(
+        "hardpoint.contracts.structured_output",
+        names={
+            name: f"hardpoint.contracts.structured_output:{name}"
+            for name in ("StructuredOutputBackend", "StructuredOutputGrammar", "StructuredOutputOptions")
+        },
+    ),
+    "vllm.v1.structured_output.request": Entry(
+        names={"StructuredOutputRequest": "hardpoint.engine_core.structured.request:StructuredOutputRequest"}
+    ),
+    "vllm.model_executor.guided_decoding": Waits("the logits processors of vLLM's first engine"),
     "vllm.v1.spec_decode": Waits(SPECULATION),
     "vllm.v1.pool": Waits(POOLING),
     **_parser_paths(),

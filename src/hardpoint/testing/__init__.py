@@ -26,11 +26,13 @@ if TYPE_CHECKING:
     from hardpoint.testing.checks.logits_processor import check_logits_processor
     from hardpoint.testing.checks.model import check_model, check_model_class
     from hardpoint.testing.checks.model_loader import check_model_loader
+    from hardpoint.testing.checks.parsers import check_reasoning_parser, check_tool_parser
     from hardpoint.testing.checks.platform import check_platform
     from hardpoint.testing.checks.project import check_project
     from hardpoint.testing.checks.quantization import check_quantization_config
     from hardpoint.testing.checks.scheduler import check_scheduler
     from hardpoint.testing.checks.stat_logger import check_stat_logger
+    from hardpoint.testing.checks.structured_output import check_structured_output_backend
     from hardpoint.testing.checks.worker import check_executor, check_worker, check_worker_extension
     from hardpoint.testing.engine import engine_here
     from hardpoint.testing.tiny_config import tiny_vllm_config
@@ -51,8 +53,11 @@ _LATER = {
     "check_project": "hardpoint.testing.checks.project",
     "check_pluggable_layer": "hardpoint.testing.checks.custom_op",
     "check_quantization_config": "hardpoint.testing.checks.quantization",
+    "check_reasoning_parser": "hardpoint.testing.checks.parsers",
     "check_scheduler": "hardpoint.testing.checks.scheduler",
     "check_stat_logger": "hardpoint.testing.checks.stat_logger",
+    "check_structured_output_backend": "hardpoint.testing.checks.structured_output",
+    "check_tool_parser": "hardpoint.testing.checks.parsers",
     "check_worker": "hardpoint.testing.checks.worker",
     "check_worker_extension": "hardpoint.testing.checks.worker",
     "engine_here": "hardpoint.testing.engine",
@@ -80,8 +85,11 @@ __all__ = [
     "check_pluggable_layer",
     "check_project",
     "check_quantization_config",
+    "check_reasoning_parser",
     "check_scheduler",
     "check_stat_logger",
+    "check_structured_output_backend",
+    "check_tool_parser",
     "check_worker",
     "check_worker_extension",
     "engine_here",

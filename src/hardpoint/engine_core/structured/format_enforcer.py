@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, ClassVar
@@ -25,12 +26,15 @@ from hardpoint.extensions.refs import load_ref
 _RULES = SchemaRules(
     keywords=frozenset({
         "type", "enum", "const", "minLength", "maxLength", "items", "minItems", "maxItems", "properties",
-        "additionalProperties", "required", "$ref",
+        "additionalProperties", "required",
     }),
-    alone=frozenset({"enum", "const", "$ref"}),
+    alone=frozenset({"enum", "const"}),
+    needs_type=True,
 )  # fmt: skip
 _OPTIONS = StructuredOutputOptions
 _MOST_TAKEN_BACK = 256
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_ESCAPED = re.compile(r"[\"\\\x00-\x1f]")
 
 
 class FormatEnforcerBackend(StructuredOutputBackend):
@@ -67,7 +71,8 @@ class FormatEnforcerBackend(StructuredOutputBackend):
                 text = self.tokenizer.token_bytes(token).decode()
             except UnicodeDecodeError:
                 continue
-            if text and token != self._end_token:
+            # It would let control characters into JSON's strings.
+            if text and token != self._end_token and not _CONTROL.search(text):
                 found[token] = text
         return found
 
@@ -180,4 +185,24 @@ class FormatEnforcerGrammar(SteppedGrammar):
 
 
 def _prepared(spec: str) -> Any:
-    return prepare(read_schema(spec), _RULES)
+    schema = prepare(read_schema(spec), _RULES)
+    _check_plain(schema)
+    return schema
+
+
+def _check_plain(node: Any) -> None:
+    """Refuse what the parser would spell wrong: values other than texts, and texts with escapes."""
+    if isinstance(node, list):
+        for child in node:
+            _check_plain(child)
+    elif isinstance(node, dict):
+        values = [*node.get("enum", ()), *([node["const"]] if "const" in node else ())]
+        if not all(isinstance(value, str) and value and not _ESCAPED.search(value) for value in values):
+            raise GrammarError("values other than plain texts cannot be kept")
+        if any(_ESCAPED.search(name) for name in node.get("properties", ())):
+            raise GrammarError("names with quotes or backslashes cannot be kept")
+        if node.get("maxItems") == 0:
+            raise GrammarError("the keyword 'maxItems' cannot be kept for 0")
+        for word, child in node.items():
+            if word not in ("enum", "const"):
+                _check_plain(list(child.values()) if word in ("properties", "$defs", "definitions") else child)

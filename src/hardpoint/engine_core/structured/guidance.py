@@ -168,9 +168,8 @@ def _source(matcher: Any, kind: StructuredOutputOptions, spec: str, style: JsonS
 
 def _schema(spec: str, style: JsonStyle) -> str:
     schema = prepare(read_schema(spec), _RULES, style.closed)
-    if isinstance(schema, dict):
-        # A schema may carry settings of the library; they are not the client's to choose.
-        schema.pop("x-guidance", None)
+    # A schema may carry settings of the library; they are not the client's to choose.
+    schema.pop("x-guidance", None)
     return json.dumps(schema)
 
 

@@ -28,6 +28,7 @@ _RULES = SchemaRules(
         "additionalProperties", "required", "$ref",
     }),
     alone=frozenset({"enum", "const", "anyOf", "$ref"}),
+    needs_type=True,
 )  # fmt: skip
 _OPTIONS = StructuredOutputOptions
 _COMPACT = ""

@@ -70,11 +70,14 @@ class SchemaRules:
     keywords  those it keeps
     alone     of these, those beside which it looks at nothing else
     formats   formats it keeps beside the ones that are put as patterns
+    needs_type  whether it looks at a keyword only if the type that it belongs to is stated, and at a required
+              name only if that is among the properties
     """
 
     keywords: frozenset[str]
     alone: frozenset[str] = frozenset()
     formats: frozenset[str] = frozenset()
+    needs_type: bool = False
 
 
 def read_schema(text: str) -> Any:
@@ -99,6 +102,10 @@ def prepare(schema: Any, rules: SchemaRules, closed: bool = False) -> Any:
         for reference in [node["$ref"]] if "$ref" in node else []:
             resolve(schema, reference, path)
     _check_circles(schema)
+    if schema is False:
+        raise GrammarError("no value satisfies the schema false")
+    if schema is True:
+        return {}
     return _plain(schema, closed)
 
 
@@ -130,6 +137,7 @@ def children(schema: dict[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check(node: dict[str, Any], path: str, rules: SchemaRules) -> None:
+    _check_stated(node, path, rules)
     for word, value in node.items():
         if word not in KEYWORDS:
             continue
@@ -138,12 +146,27 @@ def _check(node: dict[str, Any], path: str, rules: SchemaRules) -> None:
         if _asks_nothing(word, value):
             continue
         if word == "format":
-            if value in OTHER_FORMATS and value not in rules.formats:
+            known = rules.formats | (FORMAT_PATTERNS.keys() if "pattern" in rules.keywords else frozenset())
+            if value in OTHER_FORMATS | FORMAT_PATTERNS.keys() and value not in known:
                 raise GrammarError(f"the format {value!r} at {place} cannot be kept")
         elif word not in rules.keywords and word not in _DEFINITIONS:
             raise GrammarError(f"the keyword {word!r} at {place} cannot be kept")
         if word in rules.alone:
             _check_alone(node, word, path)
+        # No grammar counts a name that comes twice as one.
+        if word == "minProperties" and value > max(1, len(set(node.get("required", ())))):
+            raise GrammarError(f"the keyword {word!r} at {place} cannot be kept beyond what is required")
+
+
+def _check_stated(node: dict[str, Any], path: str, rules: SchemaRules) -> None:
+    words = {word for word in node if word in KEYWORDS and word not in _DEFINITIONS}
+    if not rules.needs_type or words & rules.alone:
+        return
+    if words and not isinstance(node.get("type"), str):
+        raise GrammarError(f"the schema at {path} cannot be kept without one type")
+    missing = sorted(set(node.get("required", ())) - set(node.get("properties", ())))
+    if missing:
+        raise GrammarError(f"the required name {missing[0]!r} at {path} cannot be kept outside properties")
 
 
 def _asks_nothing(word: str, value: Any) -> bool:

@@ -17,7 +17,7 @@ from hardpoint.contracts.structured_output import (
     StructuredOutputOptions,
 )
 from hardpoint.engine_core.structured.schema import SchemaRules, choice_regex, prepare, read_schema, why_irregular
-from hardpoint.engine_core.structured.stepped import SteppedGrammar, clear_bits
+from hardpoint.engine_core.structured.stepped import SteppedGrammar
 from hardpoint.engine_core.structured.style import MOST_WHITESPACE, check_json_style, style_of_config, united
 from hardpoint.engine_core.structured.tags import is_legacy, legacy_tags, read_tag
 from hardpoint.extensions.refs import load_ref
@@ -25,11 +25,12 @@ from hardpoint.extensions.refs import load_ref
 # What the library keeps to the letter; it leaves the rest out without an error.
 _RULES = SchemaRules(
     keywords=frozenset({
-        "type", "enum", "const", "anyOf", "$ref", "minLength", "maxLength", "items", "prefixItems", "minItems",
+        "type", "enum", "const", "anyOf", "$ref", "items", "prefixItems", "minItems",
         "maxItems", "properties", "additionalProperties", "required", "minimum", "maximum", "exclusiveMinimum",
         "exclusiveMaximum",
     }),
     alone=frozenset({"enum", "const", "anyOf", "$ref"}),
+    needs_type=True,
 )  # fmt: skip
 # Bounds of numbers are kept for whole ones only.
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
@@ -91,7 +92,16 @@ class XgrammarBackend(StructuredOutputBackend):
         return self._grammar(self._compile(request_type, grammar_spec, style), stop_token_ids)
 
     def _grammar(self, compiled: Any, stop_token_ids: list[int] | None) -> XgrammarGrammar:
-        return XgrammarGrammar(compiled, stop_token_ids or [self._end_token], self._end_token)
+        return XgrammarGrammar(compiled, stop_token_ids or [self._end_token], self._texts)
+
+    @cached_property
+    def _texts(self) -> np.ndarray:
+        """A row with the tokens that have a text; the library allows the others wherever any text may stand."""
+        has_text = [bool(self.tokenizer.token_bytes(token)) for token in range(self.vocab_size)]
+        has_text[self._end_token] = False
+        bits = np.zeros(-(-self.vocab_size // 32) * 32, np.uint8)
+        bits[: self.vocab_size] = has_text
+        return np.packbits(bits, bitorder="little").view(np.int32)
 
     def _compile(self, kind: StructuredOutputOptions, spec: str, style: JsonStyle) -> Any:
         options = StructuredOutputOptions
@@ -124,23 +134,24 @@ class XgrammarBackend(StructuredOutputBackend):
 
 
 class XgrammarGrammar(SteppedGrammar):
-    """The constraint of one request; `compiled` is shared by all that have the same."""
+    """The constraint of one request; `compiled` and `texts` are shared by all that have the same."""
 
-    def __init__(self, compiled: Any, stop_token_ids: Iterable[int], end_token: int) -> None:
+    def __init__(self, compiled: Any, stop_token_ids: Iterable[int], texts: np.ndarray) -> None:
         super().__init__(stop_token_ids)
         self.compiled = compiled
-        self._end_token = end_token
+        self._texts = texts
         self._matcher = load_ref("xgrammar:GrammarMatcher")(compiled)
 
     def _advance(self, token_id: int) -> bool:
-        return token_id != self._end_token and self._matcher.accept_token(token_id)
+        is_text = bool(self._texts[token_id // 32] >> (token_id % 32) & 1)
+        return is_text and self._matcher.accept_token(token_id)
 
     def _take_back(self, num_tokens: int) -> None:
         self._matcher.rollback(num_tokens)
 
     def _allow(self, row: np.ndarray) -> None:
         self._matcher.fill_next_token_bitmask(row.reshape(1, -1), 0)
-        clear_bits(row, [self._end_token])
+        row &= self._texts
 
     def _is_complete(self) -> bool:
         return self._matcher.is_completed()
@@ -153,7 +164,7 @@ class XgrammarGrammar(SteppedGrammar):
 
     def fork(self) -> XgrammarGrammar:
         """An independent grammar at the start."""
-        return XgrammarGrammar(self.compiled, self.stop_token_ids, self._end_token)
+        return XgrammarGrammar(self.compiled, self.stop_token_ids, self._texts)
 
 
 def _prepared(spec: str, closed: bool = False) -> Any:

@@ -74,6 +74,9 @@ def test_a_platform_hook_is_a_method_and_called_if_it_is_built(row):
 
 @pytest.mark.parametrize("row", [r for r in CONFIG_HOOKS if r.state is State.BUILT], ids=lambda row: row.key)
 def test_a_built_config_hook_is_a_field_that_is_read(row):
+    if not row.field:  # the front end's own: it stays in the arguments
+        assert re.search(rf"\.{row.flag[2:].replace('-', '_')}\b", source_text("config")), f"nothing reads {row.flag}"
+        return
     section, _, field = row.field.rpartition(".")
     config = load_ref("hardpoint.config.sections:VllmConfig")
     owner = config if not section else _section(config, section)

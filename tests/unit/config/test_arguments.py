@@ -124,7 +124,7 @@ def test_what_makes_no_sense_is_one_clear_error(parse, words, text):
         ["--nnodes", "2"],
         ["-dcp", "2"],
         ["--speculative-config", "{}"],
-        ["--tool-call-parser", "hermes"],
+        ["--tool-server", "demo"],
         ["--grpc"],
         ["--enable-dbo"],
         ["--data-parallel-rank", "1"],

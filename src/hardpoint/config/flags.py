@@ -129,7 +129,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--generation-config",          STR,   "auto", "model_config.generation_config", "sampling defaults: auto = the model's generation_config.json, vllm = none, or a folder"),
         F("--override-generation-config", JSON,  {},     "model_config.override_generation_config", "JSON over the sampling defaults"),
         F("--enable-sleep-mode",          BOOL,  False,  "model_config.enable_sleep_mode", "sleep and wake", LATER),
-        F("--model-impl",                 ("auto", "vllm", "transformers", "terratorch"), "auto", "model_config.model_impl", "which implementation of models", "only our own model classes exist", ("vllm",)),
+        F("--model-impl",                 ("auto", "vllm", "transformers", "terratorch"), "auto", "model_config.model_impl", "which implementation of models", "there are no models of Terratorch", ("vllm", "transformers")),
         F("--logits-processors",          WORDS, None,   "model_config.logits_processors", "module:Class of further logits processors"),
         F("--io-processor-plugin",        STR,   None,   "model_config.io_processor_plugin", "IO processor plugin", NO_POOLING),
         F("--renderer-num-workers",       INT,   1,      "model_config.renderer_num_workers", "renderer threads", LATER),
@@ -271,7 +271,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--watermark",                  FLOAT, 0.0,    "scheduler_config.watermark", "share of the cache kept free when requests are admitted"),
         F("--prefill-schedule-interval",  INT,   1,      "scheduler_config.prefill_schedule_interval", "spacing of prompts", NO_RANKS),
         F("--disable-hybrid-kv-cache-manager", BOOL, None, "scheduler_config.disable_hybrid_kv_cache_manager", "one cache shape for all layers (there is no other yet)"),
-        F("--async-scheduling",           BOOL,  None,   "scheduler_config.async_scheduling", "plan a step, and send what the last one made, while another runs; default: on, where executor and scheduler class can"),
+        F("--async-scheduling",           BOOL,  None,   "scheduler_config.async_scheduling", "plan a step, and send what the last one made, while another runs; default: off on a CPU, whose cores are all the model's, and on elsewhere"),
         F("--stream-interval",            INT,   1,      "scheduler_config.stream_interval", "tokens per streamed piece"),
     ),
     "LoRA": (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hardpoint.config.fallback import FALLBACK, choose_fallback
 from hardpoint.config.gguf_facts import facts_of, generation_of
 from hardpoint.config.gguf_file import GGUFFile
 from hardpoint.config.hf_config import HFConfig, complete, merge_overrides, text_part
@@ -152,9 +153,10 @@ def choose_model_class(model: ModelConfig) -> ModelClass:
         parse_ref(reference)
     facts, models = model.hf_config, model.registry
     auto_map = facts.get("auto_map") if isinstance(facts, HFConfig) else None
-    if auto_map and not models.candidates(model.architectures):
+    fallback = choose_fallback(model)
+    if auto_map and not fallback and not models.candidates(model.architectures):
         raise _only_own_code(model, sorted(registry("models").names()))
-    name, found = models.choose(model.architectures, model)
+    name, found = models.choose([FALLBACK] if fallback else model.architectures, model)
     entry = registry("models").entry(name)
     if auto_map and entry.built_in:
         logger.info("%s carries code of its own, which is not run: %s is used", model.model, name)

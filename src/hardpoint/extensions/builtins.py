@@ -17,6 +17,7 @@ BUILTINS: dict[str, dict[str, str]] = {
         "MixtralForCausalLM": "hardpoint.worker.models.mixtral:MixtralForCausalLM",
         "Qwen3MoeForCausalLM": "hardpoint.worker.models.qwen3_moe:Qwen3MoeForCausalLM",
         "GPT2LMHeadModel": "hardpoint.worker.models.gpt2:GPT2LMHeadModel",
+        "TransformersForCausalLM": "hardpoint.worker.models.transformers_backend:TransformersForCausalLM",
     },
     "attention_backends": {
         "CPU_ATTN": "hardpoint.worker.attention.cpu:CPUAttentionBackend",

@@ -82,4 +82,5 @@ BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
     "MixtralForCausalLM": _decoder("MixtralForCausalLM"),
     "Qwen3MoeForCausalLM": _decoder("Qwen3MoeForCausalLM"),
     "GPT2LMHeadModel": _decoder("GPT2LMHeadModel", lora=False),
+    "TransformersForCausalLM": ModelInfo("TransformersForCausalLM", is_text_generation_model=True),
 }

@@ -6,7 +6,7 @@ from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
-from hardpoint.config.sections import CacheConfig, ObservabilityConfig, SchedulerConfig
+from hardpoint.config.sections import CacheConfig, ObservabilityConfig, SchedulerConfig, StructuredOutputsConfig
 from hardpoint.contracts.executor import Executor
 from hardpoint.contracts.kv_cache import (
     FullAttentionSpec,
@@ -36,11 +36,14 @@ def make_config(
     scheduler.setdefault("max_num_batched_tokens", 32)
     scheduler.setdefault("max_num_seqs", 8)
     return SimpleNamespace(
-        model_config=SimpleNamespace(max_model_len=max_model_len, original_max_model_len=None),
+        model_config=SimpleNamespace(
+            max_model_len=max_model_len, original_max_model_len=None, skip_tokenizer_init=True
+        ),
         scheduler_config=SchedulerConfig(max_model_len=max_model_len, is_encoder_decoder=False, **scheduler),
         cache_config=CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching),
         parallel_config=SimpleNamespace(world_size=1, pipeline_parallel_size=1, distributed_executor_backend=None),
         observability_config=ObservabilityConfig(),
+        structured_outputs_config=StructuredOutputsConfig(),
         lora_config=None,
         load_config=None,
         device_config=None,

@@ -106,12 +106,14 @@ def test_a_refusal_alone_is_work():
     assert not core.has_work()
 
 
-def test_structured_outputs_are_refused():
+def test_structured_outputs_without_a_tokenizer_are_refused():
     core = make_core()
     request = make_request("bad", [1])
     request.sampling_params.structured_outputs = StructuredOutputsParams(regex="a")
     core.add_request(request)
-    assert "structured outputs" in run(core)["bad"][0].error
+    (refusal,) = run(core)["bad"]
+    assert "--skip-tokenizer-init" in refusal.error
+    assert refusal.refused_parameter == "structured_outputs"
 
 
 def test_an_id_in_use_is_an_error_of_the_caller():

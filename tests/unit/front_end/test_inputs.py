@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from hardpoint import platforms
 from hardpoint.config.hf_config import HFConfig
-from hardpoint.config.sections import ModelConfig
+from hardpoint.config.sections import ModelConfig, StructuredOutputsConfig
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.types.lora_request import LoRARequest
@@ -37,7 +38,7 @@ def config(
         scheduler_config=SimpleNamespace(policy=policy, stream_interval=stream_interval),
         parallel_config=SimpleNamespace(data_parallel_size=2),
         speculative_config=None,
-        structured_outputs_config=None,
+        structured_outputs_config=StructuredOutputsConfig(),
         kv_transfer_config=None,
         ec_transfer_config=None,
     )
@@ -245,7 +246,8 @@ def test_bad_words_are_limited(processor, monkeypatch):
         ({"allowed_token_ids": [VOCABULARY]}, "allowed_token_ids"),
         ({"stop_token_ids": [VOCABULARY]}, "stop_token_ids"),
         ({"logprob_token_ids": [VOCABULARY]}, "logprob_token_ids"),
-        ({"structured_outputs": StructuredOutputsParams(regex="a+")}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputsParams(regex="(a+)+")}, "structured_outputs"),
+        ({"structured_outputs": StructuredOutputsParams(json={"enum": list(range(10_001))})}, "structured_outputs"),
         ({"watermarking": True}, "watermarking"),
         ({"thinking_token_budget": 5}, "thinking_token_budget"),
         ({"prompt_logprob_token_ids": [1]}, "prompt_logprob_token_ids"),
@@ -254,7 +256,7 @@ def test_bad_words_are_limited(processor, monkeypatch):
         ({"trace_decode_token_ids": [1]}, "trace_decode_token_ids"),
         ({"extra_args": {"kv_transfer_params": {"a": 1}}}, "kv_transfer_params"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_what_the_model_cannot_give_is_refused_by_name(processor, params, parameter):
     refused(processor, parameter, params=SamplingParams(**params))
@@ -372,3 +374,11 @@ def test_a_conversation_may_use_another_template(processor):
 def test_server_defaults_are_at_hand(smollm2):
     processor = InputProcessor(config(generation={"temperature": 0.2, "max_new_tokens": 7}), smollm2, [])
     assert processor.default_sampling_params == {"temperature": 0.2, "max_tokens": 7}
+
+
+def test_a_schema_travels_as_text(processor):
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    _, request = processor.process_inputs("r", "Hello", params)
+    assert json.loads(request.sampling_params.structured_outputs.json) == schema
+    assert params.structured_outputs.json == schema, "the caller's own object is left alone"

@@ -89,7 +89,7 @@ def test_every_sampling_field_is_used_or_refused():
     handled = {
         "model", "user", "stream", "stream_options", "truncate_prompt_tokens", "truncation_side", "prompt_logprobs",
         "priority", "request_id", "session_id", "return_tokens_as_token_ids", "return_token_ids", "cache_salt",
-        "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "structured_outputs", "repetition_detection",
+        "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "response_format", "repetition_detection",
     }  # fmt: skip
     assert set(SharedRequest.model_fields) == (passed_on - {"output_kind", "extra_args"}) | handled | (
         refused & set(SharedRequest.model_fields)

@@ -322,13 +322,15 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.llama": Entry(f"{_WORKER}.models.llama"),
     "vllm.model_executor.models.utils": Entry(_LOADING),
     "vllm.model_executor.models.adapters": Waits(POOLING),
-    "vllm.model_executor.models.config": Waits(MODELS),
+    "vllm.model_executor.models.config": Entry(f"{_CONFIG}.model_hooks"),
     "vllm.model_executor.models.module_mapping": Waits(MULTIMODAL),
     "vllm.model_executor.models.llava": Waits(MULTIMODAL),
-    "vllm.model_executor.models.opt": Waits(MODELS),
-    "vllm.model_executor.models.qwen2": Waits(MODELS),
-    "vllm.model_executor.models.qwen3_moe": Waits(MOE),
-    "vllm.model_executor.models.gemma2": Waits(MODELS),
+    "vllm.model_executor.models.mistral": Entry(names=_from(f"{_WORKER}.models.llama", "MistralForCausalLM")),
+    "vllm.model_executor.models.transformers": Entry(f"{_WORKER}.models.transformers_backend"),
+    **{
+        f"vllm.model_executor.models.{module}": Entry(f"{_WORKER}.models.{module}")
+        for module in ["gemma", "gemma2", "gemma3", "gpt2", "mixtral", "opt", "phi3", "qwen2", "qwen3", "qwen3_moe"]
+    },
     "vllm.model_executor.models.lfm2": Waits(MAMBA),
     "vllm.model_executor.utils": Entry(f"{_LAYERS}.parameters"),
     "vllm.model_executor.parameter": Waits(QUANT),
@@ -350,14 +352,25 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.layers.attention_layer_base": Entry(
         names=_from(f"{_CONTRACTS}.attention_backend", "AttentionLayerBase")
     ),
-    "vllm.model_executor.layers.fused_moe": Waits(MOE),
+    "vllm.model_executor.layers.fused_moe": Entry(f"{_LAYERS}.fused_moe"),
+    "vllm.model_executor.layers.fused_moe.layer": Entry(f"{_LAYERS}.fused_moe.layer {_LAYERS}.fused_moe.method"),
+    "vllm.model_executor.layers.fused_moe.fused_moe_method_base": Entry(f"{_LAYERS}.fused_moe.method"),
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": Entry(f"{_LAYERS}.fused_moe.method"),
+    "vllm.model_executor.layers.fused_moe.shared_fused_moe": Entry(f"{_LAYERS}.fused_moe"),
+    "vllm.model_executor.layers.fused_moe.routing_simulator": Entry(f"{_LAYERS}.fused_moe.simulation"),
+    "vllm.model_executor.layers.fused_moe.router": Entry(),
+    "vllm.model_executor.layers.fused_moe.router.gate_linear": Entry(f"{_LAYERS}.fused_moe.gate"),
+    "vllm.model_executor.layers.fused_moe.router.routing_simulator_router": Entry(f"{_LAYERS}.fused_moe.simulation"),
     "vllm.model_executor.layers.mamba": Waits(MAMBA),
     "vllm.model_executor.layers.pooler": Waits(POOLING),
     "vllm.model_executor.layers.quantization": Entry(names=_QUANT),
     "vllm.model_executor.layers.quantization.base_config": Entry(f"{_CONTRACTS}.quantization"),
     "vllm.model_executor.layers.quantization.gguf": Entry(f"{_WORKER}.quantization.gguf"),
     "vllm.model_executor.layers.quantization.kv_cache": Waits("KV cache dtypes"),
-    "vllm.model_executor.layers.quantization.fp8": Waits(QUANT),
+    "vllm.model_executor.layers.quantization.fp8": Entry(
+        names={"Fp8Config": "hardpoint.compat.absent:Fp8Config"},
+        waits=dict.fromkeys(("Fp8LinearMethod", "Fp8MoEMethod", "Fp8KVCacheMethod"), QUANT),
+    ),
     "vllm.model_executor.layers.quantization.utils": Waits(QUANT),
     "vllm.model_executor.model_loader": Entry(names=_LOADERS),
     "vllm.model_executor.model_loader.base_loader": Entry(f"{_CONTRACTS}.model_loader"),
@@ -520,7 +533,10 @@ MODULES: dict[str, Entry | Waits] = {
     ),
     "vllm.transformers_utils.detokenizer_utils": Entry("hardpoint.compat.adapters"),
     "vllm.transformers_utils.config_parser_base": Waits("Hugging Face configuration parsers"),
-    "vllm.transformers_utils.config": Waits("Hugging Face configuration parsers"),
+    "vllm.transformers_utils.config": Entry(
+        names={"_CONFIG_REGISTRY": f"{_CONFIG}.model_hooks:CONFIG_REGISTRY"},
+        waits=dict.fromkeys(("register_config_parser", "get_config"), "Hugging Face configuration parsers"),
+    ),
     "vllm.renderers": Waits(POOLING),
     "vllm.multimodal": Waits(MULTIMODAL),
     "vllm.device_allocator": Waits(SLEEP),
@@ -555,7 +571,12 @@ MODULES: dict[str, Entry | Waits] = {
         | _from("hardpoint.compat.adapters", "import_from_path import_plugin"),
     ),
     "vllm.utils.torch_utils": Entry("hardpoint.compat.torch_helpers"),
-    "vllm.utils.deep_gemm": Waits("GPU kernels"),
+    "vllm.utils.deep_gemm": Entry(
+        "hardpoint.compat.absent",
+        waits=dict.fromkeys(
+            ("fp8_gemm_nt", "m_grouped_fp8_gemm_nt_contiguous", "per_block_cast_to_fp8"), "GPU kernels"
+        ),
+    ),
 }
 
 

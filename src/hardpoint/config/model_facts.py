@@ -12,6 +12,7 @@ from hardpoint.config.gguf_facts import facts_of, generation_of
 from hardpoint.config.gguf_file import GGUFFile
 from hardpoint.config.hf_config import HFConfig, complete, merge_overrides, text_part
 from hardpoint.config.model_files import model_kind
+from hardpoint.config.model_hooks import as_registered
 from hardpoint.config.sections import ModelClass, ModelConfig
 from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.extensions.refs import parse_ref
@@ -87,7 +88,7 @@ def build_hf_config(facts: Facts, overrides: Any, origin: Path) -> HFConfig:
 
     Raises `ConfigError` for a bad override, `ModelFileError` for impossible values in the file.
     """
-    values = complete(facts.values)
+    values = complete(as_registered(facts.values))
     if isinstance(overrides, dict) and overrides:
         _override(values, overrides)
         values = complete(values)

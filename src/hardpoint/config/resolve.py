@@ -26,6 +26,7 @@ from hardpoint.config.model_facts import (
     text_part,
 )
 from hardpoint.config.model_files import hub_of, locate
+from hardpoint.config.model_hooks import ask_model_hook
 from hardpoint.config.sections import CompilationMode, ModelConfig, ParallelConfig, VllmConfig, near_miss
 from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
@@ -303,7 +304,7 @@ def _choose_executor(config: VllmConfig, platform: Any) -> None:
     elif backend not in ("uni", "mp", "ray", "external_launcher"):
         # A plugin's own class is imported here, as in vLLM: what is wrong with it shows before a model loads.
         load_ref("hardpoint.contracts.executor:Executor").get_class(config)
-    choose_async_scheduling(config)
+    choose_async_scheduling(config, platform.device_type)
 
 
 def _choose_replicas(parallel: ParallelConfig) -> None:
@@ -400,6 +401,7 @@ STEPS = (
     Step("read the model's files",                _read_model_files),
     Step("find the tokenizer",                    _find_tokenizer),
     Step("choose the model class",                _choose_model_class),
+    Step("let the model's own hook check",        ask_model_hook),
     Step("choose the number format",              _choose_dtype),
     Step("choose the quantisation",               _choose_quantization),
     Step("choose the loader",                     _choose_loader),

@@ -126,6 +126,11 @@ class ParallelConfig(Section):
         return backend == "ray" or (isinstance(backend, type) and bool(getattr(backend, "uses_ray", False)))
 
     @property
+    def use_sequence_parallel_moe(self) -> bool:
+        """Whether experts get a part of the tokens each: never."""
+        return False
+
+    @property
     def use_ubatching(self) -> bool:
         """Whether a step is cut into micro-batches."""
         return self.enable_dbo or self.ubatch_size > 1

@@ -22,6 +22,18 @@ _VALUE = "value"
 TensorDict = dict[str, Any]
 
 
+class _OneRank:
+    """Answers for the process group of a rank that is alone, which has none."""
+
+    def size(self) -> int:
+        """One."""
+        return 1
+
+    def rank(self) -> int:
+        """The first."""
+        return 0
+
+
 class GroupCoordinator:
     """Ranks that work together, seen from one of them. With one rank every exchange is the identity.
 
@@ -60,6 +72,7 @@ class GroupCoordinator:
         self.device_communicator = None
         self._sending: list[Any] = []
         if self.world_size == 1:
+            self.cpu_group = self.device_group = _OneRank()
             return
         self._make_groups(group_ranks, torch_distributed_backend, timeout, cpu_timeout)
         self._device = _device(local_rank)

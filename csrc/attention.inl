@@ -119,8 +119,9 @@ inline void score_few(const typename Of::Number* keys, int n, int64_t block, int
     }
 }
 
-// Scores are stored sixteen at a time, also where fewer are left.
-constexpr int SCORES = SPAN + 16;
+// Scores are stored sixteen at a time, also where fewer are left, and a run may begin before its span.
+constexpr int LEAD = 16;
+constexpr int SCORES = LEAD + SPAN + 16;
 
 template <class Of, int R>
 void score_span(const Pages<Of>& pages, int64_t first, int64_t from, int64_t to, const float* q,
@@ -134,7 +135,7 @@ void score_span(const Pages<Of>& pages, int64_t first, int64_t from, int64_t to,
         int whole = 0;
         for (; whole < S && at < to && pages.block - at % pages.block >= 16; ++whole, at += 16)
             keys[whole] = pages.key_column(at);
-        float* out = scores[0] + (key - first);
+        float* out = scores[0] + LEAD + (key - first);
         if (whole == S) {
             score<Of, R, S>(keys, pages.block, pages.size, q, out, SCORES);
             key = at;
@@ -164,7 +165,7 @@ inline void add_values(const Pages<Of>& pages, int64_t first, int64_t from, int6
             Lanes column[V];
             for (int v = 0; v < V; ++v) column[v] = some_lanes<Of>(values + 16 * v, lanes);
             for (int r = 0; r < R; ++r) {
-                const Lanes weight = splat(weights[row + r][key]);
+                const Lanes weight = splat(weights[row + r][LEAD + key]);
                 for (int v = 0; v < V; ++v) sum[r][v] = fused(column[v], weight, sum[r][v]);
             }
         }
@@ -267,7 +268,7 @@ void attend_span(const Pages<Of>& pages, int64_t row, int64_t first, const float
         partials[r] = {-__builtin_inff(), 0.0f};
         if (of[r].from < of[r].to)
             partials[r] = weigh(pages, row + r, first, of[r].from - first, of[r].to - first, key_factors,
-                                value_factors, scores[r]);
+                                value_factors, scores[r] + LEAD);
     }
     const bool together = common_from < common_to;
     for (int r = 0; r < R; ++r)

@@ -1,12 +1,12 @@
-"""Attention on the host processor, in plain torch, over a paged KV cache.
+"""Attention on the host processor over a paged KV cache: in the CPU kernels, or in plain torch.
 
-This is the reference: each request is computed by itself with `scaled_dot_product_attention` over
-its blocks. A token's keys and values lie side by side in memory, so consecutive blocks are read in
-place and scattered ones with one gather.
+The kernels compute all requests of a step in one call. Torch is the reference, and computes what the kernels do not
+take (activations that are not float32): each request by itself with `scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +26,16 @@ from hardpoint.contracts.attention_backend import (
 from hardpoint.contracts.kv_cache import AttentionSpec
 from hardpoint.errors import ConfigError
 from hardpoint.worker.attention.plan import Piece, cut
+from hardpoint.worker.attention.storage import CACHE_DTYPES, PagedCache, cache_shape
+from hardpoint.worker.kernels.floats import MOST_ELEMENTS, STORES, AttentionFacts, Batch
+from hardpoint.worker.kernels.library import Library, kernels
 
 
 class CPUAttentionBackend(AttentionBackend):
     """The backend of the CPU platform."""
 
     supported_dtypes = [torch.float32, torch.bfloat16, torch.float16]
-    supported_kv_cache_dtypes = ["auto", "float32", "bfloat16", "float16"]
+    supported_kv_cache_dtypes = ["auto", *CACHE_DTYPES]
 
     @staticmethod
     def get_name() -> str:
@@ -50,12 +53,24 @@ class CPUAttentionBackend(AttentionBackend):
         return CPUAttentionMetadataBuilder
 
     @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        """(2, blocks, key/value heads, block size, numbers); see `storage`."""
+        return cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str)
+
+    @staticmethod
     def get_kv_cache_stride_order() -> tuple[int, ...]:
-        """Blocks, then tokens, then keys beside values."""
+        """Blocks, then heads, then keys beside values."""
         return 1, 2, 0, 3, 4
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
+        """Yes."""
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
         """Yes."""
         return True
 
@@ -69,26 +84,26 @@ class CPUAttentionBackend(AttentionBackend):
 class CPUAttentionMetadata(AttentionMetadata):
     """A step for this backend.
 
-    slots       [tokens to write] int64 cache slots    rows  [tokens to write] their rows; None = the first ones
-    pieces      made on demand for each window that a layer has
+    query_starts  [requests + 1] int32    seq_lens  [requests] int32    block_table  [requests, blocks] int32
+    slots         [tokens] int64 cache slots; -1 = not written
+    batch         the same for the kernels
     """
 
     num_actual_tokens: int
     slots: torch.Tensor
-    rows: torch.Tensor | None
-    query_starts: list[int]
-    seq_lens: list[int]
+    query_starts: torch.Tensor
+    seq_lens: torch.Tensor
     block_table: torch.Tensor
     block_size: int
     causal: bool
+    batch: Batch
     _pieces: dict[int | None, list[Piece]] = field(default_factory=dict)
 
     def pieces(self, window: int | None) -> list[Piece]:
-        """The step cut for layers with this window."""
+        """The step cut for layers with this window, for torch; made on demand."""
         if window not in self._pieces:
-            self._pieces[window] = cut(
-                self.query_starts, self.seq_lens, self.block_table, self.block_size, window, self.causal
-            )
+            starts, lengths = self.query_starts.tolist(), self.seq_lens.tolist()
+            self._pieces[window] = cut(starts, lengths, self.block_table, self.block_size, window, self.causal)
         return self._pieces[window]
 
 
@@ -107,21 +122,16 @@ class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]
         common = common_attn_metadata
         if not isinstance(common.causal, bool):
             raise NotImplementedError("a causal mask per request is not supported on a CPU")
-        slots = common.slot_mapping[: common.num_actual_tokens].long()
-        rows = None
-        if slots.numel() and int(slots.min()) < 0:
-            rows = (slots >= 0).nonzero().flatten()
-            slots = slots[rows]
-        return CPUAttentionMetadata(
-            num_actual_tokens=common.num_actual_tokens,
-            slots=slots,
-            rows=rows,
-            query_starts=common.query_start_loc_cpu[: common.num_reqs + 1].tolist(),
-            seq_lens=common.seq_lens[: common.num_reqs].tolist(),
-            block_table=common.block_table_tensor,
-            block_size=self.kv_cache_spec.block_size,
-            causal=common.causal,
+        requests, tokens = common.num_reqs, common.num_actual_tokens
+        starts = common.query_start_loc_cpu[: requests + 1].int().contiguous()
+        lengths = common.seq_lens[:requests].int().contiguous()
+        blocks = common.block_table_tensor[:requests].int().contiguous()
+        slots = common.slot_mapping[:tokens].long().contiguous()
+        batch = Batch(
+            requests, starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[-1], slots.data_ptr()
         )
+        size = self.kv_cache_spec.block_size
+        return CPUAttentionMetadata(tokens, slots, starts, lengths, blocks, size, common.causal, batch)
 
     def update_block_table(
         self, metadata: CPUAttentionMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor
@@ -151,7 +161,6 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
     ) -> None:
         _refuse(
             {
-                "attention sinks": sinks is not None,
                 "the square root of ALiBi distances": bool(use_alibi_sqrt),
                 f"{attn_type!s} attention": attn_type != AttentionType.DECODER,
                 f"KV cache dtype {kv_cache_dtype!r}": not CPUAttentionBackend.supports_kv_cache_dtype(kv_cache_dtype),
@@ -167,6 +176,9 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         self.soft_cap = logits_soft_cap or None
         self.shares_cache = kv_sharing_target_layer_name is not None
         self.slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.sinks = sinks
+        self.library: Library | None = kernels() if head_size <= MOST_ELEMENTS else None
+        self._facts: tuple[int, AttentionFacts, torch.Tensor | None] | None = None
 
     def forward(
         self,
@@ -183,45 +195,89 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         """Write [tokens, heads, head_size] into `output`; see the contract. Padding rows become zero."""
         if attn_metadata is None:
             return output.zero_()
-        # [slots, 2, kv_heads, head_size], in memory order: a token's keys, then its values.
-        cache = kv_cache.permute(1, 2, 0, 3, 4).view(-1, 2, self.num_kv_heads, self.head_size)
-        if not self.shares_cache:
-            self._write(cache, key, value, attn_metadata)
         if attn_metadata.num_actual_tokens < output.shape[0]:
             output[attn_metadata.num_actual_tokens :].zero_()
-        for piece in attn_metadata.pieces(self.sliding_window):
-            self._attend(piece, query, cache, attn_metadata.block_size, output)
+        if self.library is not None and query.dtype is torch.float32 and output.is_contiguous():
+            self._attend_in_kernels(self.library, query, key, value, kv_cache, attn_metadata, output)
+        else:
+            self._attend_in_torch(query, key, value, kv_cache, attn_metadata, output)
         return output
 
-    def _write(
-        self, cache: torch.Tensor, key: torch.Tensor, value: torch.Tensor, metadata: CPUAttentionMetadata
-    ) -> None:
-        count = metadata.num_actual_tokens
-        tokens = torch.stack((key[:count], value[:count]), dim=1)
-        if metadata.rows is not None:
-            tokens = tokens[metadata.rows]
-        cache.index_copy_(0, metadata.slots, tokens.to(cache.dtype))
+    def facts(self, kv_cache: torch.Tensor, causal: bool = True) -> AttentionFacts:
+        """What the kernels are told of this layer; valid as long as this object, and until it has another cache."""
+        place = kv_cache.data_ptr()
+        if self._facts is None or self._facts[0] != place:
+            sinks = None if self.sinks is None else self.sinks.detach().float().contiguous()
+            facts = AttentionFacts(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_size=self.head_size,
+                block_size=kv_cache.shape[3],
+                store=STORES[str(kv_cache.dtype).removeprefix("torch.")],
+                window=self.sliding_window or 0,
+                causal=True,
+                shares=self.shares_cache,
+                scale=self.scale,
+                soft_cap=self.soft_cap or 0.0,
+                slopes=None if self.slopes is None else self.slopes.data_ptr(),
+                sinks=None if sinks is None else sinks.data_ptr(),
+                cache=place,
+                block_stride=kv_cache.stride(1) * kv_cache.element_size(),
+            )
+            self._facts = place, facts, sinks
+        facts = self._facts[1]
+        facts.causal = causal
+        return facts
 
-    def _seen(self, piece: Piece, cache: torch.Tensor, block_size: int) -> torch.Tensor:
-        """[2, kv_heads, keys, head_size] keys and values of the tokens a piece sees."""
-        if piece.first is not None:
-            start = piece.first * block_size + piece.skip
-            seen = cache[start : start + piece.keys]
-        else:
-            blocks = cache.view(-1, block_size, *cache.shape[1:])
-            seen = blocks.index_select(0, piece.blocks).flatten(0, 1)[piece.skip : piece.skip + piece.keys]
-        return seen.permute(1, 2, 0, 3)
-
-    def _attend(
-        self, piece: Piece, query: torch.Tensor, cache: torch.Tensor, block_size: int, output: torch.Tensor
+    def _attend_in_kernels(
+        self,
+        library: Library,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        metadata: CPUAttentionMetadata,
+        output: torch.Tensor,
     ) -> None:
+        facts = self.facts(kv_cache, metadata.causal)
+        query = _as_rows(query)
+        keys = (None, 0, None, 0)
+        if key is not None and value is not None and not self.shares_cache:
+            key, value = _as_rows(key), _as_rows(value)
+            keys = key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0)  # type: ignore[assignment]
+        library.attention(
+            ctypes.addressof(facts), ctypes.addressof(metadata.batch), query.data_ptr(), query.stride(0), *keys,
+            output.data_ptr(), output.stride(0),
+        )  # fmt: skip
+
+    def _attend_in_torch(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor | None,
+        value: torch.Tensor | None,
+        kv_cache: torch.Tensor,
+        metadata: CPUAttentionMetadata,
+        output: torch.Tensor,
+    ) -> None:
+        cache = PagedCache(kv_cache, self.head_size)
+        if key is not None and value is not None and not self.shares_cache:
+            count = metadata.num_actual_tokens
+            rows = (metadata.slots >= 0).nonzero().flatten()
+            cache.write(metadata.slots[rows], key[:count][rows], value[:count][rows])
+        for piece in metadata.pieces(self.sliding_window):
+            self._attend(piece, query, cache, output)
+
+    def _attend(self, piece: Piece, query: torch.Tensor, cache: PagedCache, output: torch.Tensor) -> None:
         rows = query[piece.start : piece.end]
         count = rows.shape[0]
-        keys, values = self._seen(piece, cache, block_size).to(query.dtype)
+        # [kv_heads, keys, head_size] of the tokens the piece sees.
+        keys, values = (
+            part[:, piece.skip : piece.skip + piece.keys] for part in cache.read(piece.blocks, query.dtype)
+        )
         # Heads that share a key/value head become a dimension of their own: nothing is repeated.
         heads = rows.view(count, self.num_kv_heads, self.group, self.head_size)
         target = output[piece.start : piece.end].view(heads.shape)
-        if self.soft_cap is not None or self.slopes is not None:
+        if self.soft_cap is not None or self.slopes is not None or self.sinks is not None:
             target.copy_(self._combine_by_scores(piece, heads.permute(1, 2, 0, 3), keys, values).permute(2, 0, 1, 3))
         elif count == 1:
             # One query: its heads are the queries of their key/value head.
@@ -246,8 +302,19 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
             scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
         if self.slopes is not None:
             scores -= self.slopes.view(self.num_kv_heads, self.group, 1, 1) * piece.distances()
-        weights = torch.softmax(scores + piece.mask(torch.float32), dim=-1)
+        scores = scores + piece.mask(torch.float32)
+        if self.sinks is not None:
+            # A score of its own for each head, which takes its share and has no value.
+            sinks = self.sinks.float().view(self.num_kv_heads, self.group, 1, 1).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., : piece.keys]
         return (weights @ values.float().unsqueeze(1)).to(heads.dtype)
+
+
+def _as_rows(x: torch.Tensor) -> torch.Tensor:
+    """[tokens, heads, head_size] with each token's heads side by side, as the kernels read them."""
+    fits = x.dtype is torch.float32 and x.stride(2) == 1 and x.stride(1) == x.shape[2]
+    return x if fits else x.float().contiguous()
 
 
 def _refuse(asked: dict[str, bool]) -> None:

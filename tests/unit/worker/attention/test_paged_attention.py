@@ -194,7 +194,6 @@ def test_requests_without_tokens_are_passed_over():
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        ({"sinks": torch.zeros(4)}, "sinks"),
         ({"use_alibi_sqrt": True}, "square root"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "encoder_only"),
         ({"kv_cache_dtype": "fp8"}, "fp8"),
@@ -210,7 +209,7 @@ def test_the_backend_states_its_limits():
     fine = {"head_size": 64, "dtype": torch.float32, "kv_cache_dtype": "auto", "block_size": 16}
     assert CPUAttentionBackend.validate_configuration(**fine, has_sliding_window=True) == []
     reasons = CPUAttentionBackend.validate_configuration(
-        **{**fine, "dtype": torch.float64, "kv_cache_dtype": "fp8"}, use_mla=True, has_sink=True
+        **{**fine, "dtype": torch.float64, "kv_cache_dtype": "fp8"}, use_mla=True
     )
-    assert len(reasons) == 4
+    assert len(reasons) == 3
     assert any("float64" in reason for reason in reasons)

@@ -173,10 +173,12 @@ class _JsonCallsBody(Body):
                 if not self._object.done:
                     return Reading.MORE, at
                 self._object = None
-            while at < len(text) and self._passes(text[at]):
+            while at < len(text) and not self._over and self._passes(text[at]):
                 at += 1
+            if self._over:
+                return self._outcome(), at
             if at == len(text):
-                return self._at_end(at)
+                return Reading.MORE, at
             if text[at] != "{" or self._list_over:
                 return self._leave(text, at)
             self._object, self._seen_object = CallObject(self.sink, self._form), True
@@ -189,7 +191,7 @@ class _JsonCallsBody(Body):
         if char == "[" and not self._seen_object and not self._in_list:
             self._in_list = True
             return True
-        if char == "]" and self._in_list:
+        if char == "]" and self._in_list and not self._list_over:
             self._list_over = True
             return True
         if char == "`" and self._form.fenced:
@@ -200,9 +202,10 @@ class _JsonCallsBody(Body):
         # A closing brace too many does not undo a call.
         return self._seen_object and char in (",;}" if self._form.ends else ",;")
 
-    def _at_end(self, at: int) -> tuple[Reading, int]:
-        over = self._list_over and not self._form.ends and not self._form.fenced
-        return (self._outcome() if over else Reading.MORE), at
+    @property
+    def _over(self) -> bool:
+        """Whether nothing that follows belongs to the part."""
+        return self._list_over and not self._form.ends and not self._form.fenced
 
     def _leave(self, text: str, at: int) -> tuple[Reading, int]:
         here = text[at:]

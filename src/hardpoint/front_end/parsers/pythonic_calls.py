@@ -113,11 +113,13 @@ class _PythonicBody(Body):
     def feed(self, text: str) -> tuple[Reading, int]:
         at = 0
         while True:
-            while not self._scan.begun and at < len(text) and self._passes(text[at]):
+            while not self._scan.begun and not self._over and at < len(text) and self._passes(text[at]):
                 at += 1
+            if self._over:
+                return Reading.DONE, at
             if not self._scan.begun:
                 if at == len(text):
-                    return (Reading.DONE if self._list_over and not self._form.ends else Reading.MORE), at
+                    return Reading.MORE, at
                 if self._list_over or not self._in_list or not (text[at].isidentifier()):
                     return self._leave(text, at)
             end = self._scan.find(text, at)
@@ -126,6 +128,11 @@ class _PythonicBody(Body):
             if not self._emit(text[at:end]):
                 return Reading.BAD, at
             at, self._scan = end, _CallEnd()
+
+    @property
+    def _over(self) -> bool:
+        """Whether nothing that follows belongs to the part."""
+        return self._list_over and not self._form.ends
 
     def _passes(self, char: str) -> bool:
         if char == "[" and not self._in_list:

@@ -15,19 +15,24 @@ from hardpoint.front_end.parsers.tool_facts import find_tool_properties
 _MAX_NAME_CHARS = 256
 
 
+def _listed(thing: Any) -> list[Any]:
+    """A list as it is, nothing as none, anything else as a list of it: a client's schema may say anything."""
+    return thing if isinstance(thing, list) else [] if thing is None else [thing]
+
+
 def types_of(schema: Any, depth: int = 0) -> frozenset[str]:
     """The JSON types a schema allows; empty when it does not say."""
     if not isinstance(schema, dict) or depth > 8:
         return frozenset()
-    stated = schema.get("type")
-    found = {stated} if isinstance(stated, str) else {t for t in stated or () if isinstance(t, str)}
+    found = {word for word in _listed(schema.get("type")) if isinstance(word, str)}
     for word in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(word) or ():
+        for one in _listed(schema.get(word)):
             found |= types_of(one, depth + 1)
     if not found and "properties" in schema:
         found.add("object")
-    if not found and "enum" in schema:
-        found |= {"string"} if all(isinstance(value, str) for value in schema["enum"]) else set()
+    choices = _listed(schema.get("enum"))
+    if not found and choices and all(isinstance(value, str) for value in choices):
+        found.add("string")
     return frozenset(found)
 
 

@@ -10,11 +10,13 @@ from hardpoint.extensions.refs import load_ref
 _ABLE = {"uni": True, "mp": True, "ray": True, "external_launcher": False}
 
 
-def choose_async_scheduling(config: VllmConfig) -> None:
+def choose_async_scheduling(config: VllmConfig, device_type: str) -> None:
     """Settle `async_scheduling` as far as the front end can: a scheduler class of somebody else's decides itself.
 
     ConfigError where it was asked for and cannot be.
     """
+    # Where the model computes on the processor it has all cores: planning meanwhile takes from it what it saves.
+    wanted = device_type != "cpu"
     scheduler = config.scheduler_config
     obstacle = _obstacle(config)
     if scheduler.async_scheduling and obstacle:
@@ -22,7 +24,7 @@ def choose_async_scheduling(config: VllmConfig) -> None:
             f"async scheduling cannot be used here: {obstacle}", code="scheduler-async", fix="drop --async-scheduling"
         )
     if scheduler.async_scheduling is None and (obstacle or scheduler.scheduler_cls is None):
-        scheduler.async_scheduling = not obstacle
+        scheduler.async_scheduling = wanted and not obstacle
 
 
 def _obstacle(config: VllmConfig) -> str:

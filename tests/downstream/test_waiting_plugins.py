@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 from downstream_packages import folder_of
 
-from hardpoint.compat.table import CONNECTORS, MAMBA, MODELS, MOE, POOLING, REASONING, TOOLS
-
-CONFIG_PARSERS = "Hugging Face configuration parsers"
+from hardpoint.compat.table import CONNECTORS, MAMBA, POOLING, REASONING, TOOLS
 
 
 class StillMissing(AssertionError):
@@ -112,37 +110,6 @@ assert reader.extract_reasoning(text, asked) == (None, '{"city":"Oslo","days":3}
 @waits_for(TOOLS, REASONING)
 def test_raif_parses_tool_calls_whole_and_streamed(tiny_llama):
     attempt("raif-vllm==0.2.0", RAIF, TOOLS, REASONING, arguments=(tiny_llama,))
-
-
-SPARK = """
-register("vllm-spark2-5-plugin")
-from vllm.tool_parsers import ToolParserManager
-assert ToolParserManager.get_tool_parser("spark25").__name__ == "Spark2_5ToolParser"
-"""
-
-
-@waits_for(TOOLS, CONFIG_PARSERS)
-def test_spark_registers_its_config_class_and_its_parser(tiny_llama, tmp_path):
-    config = {"architectures": ["Spark2_5ForCausalLM"], "model_type": "spark2_5", "sliding_window": 32, **SIZES}
-    folder = model_folder(tiny_llama, tmp_path, **config)
-    attempt("vllm-spark2-5-plugin==0.1.0", SPARK + GENERATE, TOOLS, CONFIG_PARSERS, arguments=(folder,))
-
-
-ALEPH = """
-register("aleph-alpha-inference")
-from vllm.reasoning import ReasoningParserManager
-from vllm.tool_parsers import ToolParserManager
-assert ReasoningParserManager.get_reasoning_parser("kolibri1").__name__ == "Kolibri1ParserReasoningAdapter"
-assert ToolParserManager.get_tool_parser("kolibri1").__name__ == "Hermes2ProToolParser"
-"""
-
-
-@waits_for(MODELS, MOE, REASONING, TOOLS)
-def test_aleph_alpha_serves_its_mixture_of_experts(tiny_llama, tmp_path):
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
-    config = {"architectures": ["Kolibri1ForCausalLM"], "model_type": "kolibri1", **SIZES, **experts}
-    folder = model_folder(tiny_llama, tmp_path, **config)
-    attempt("aleph-alpha-inference==1.0.0", ALEPH + GENERATE, MODELS, MOE, REASONING, TOOLS, arguments=(folder,))
 
 
 FACTORY = """

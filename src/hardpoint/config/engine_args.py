@@ -33,8 +33,9 @@ from hardpoint.extensions.refs import load_ref
 from hardpoint.log import configure
 
 # Token budget and requests of a step where the user leaves them open: (kind of use, on a CPU).
-# A CPU computes a step of a thousand tokens in about the time that users accept between two words.
-_BUDGET = {("server", True): 1024, ("script", True): 2048, ("server", False): 2048, ("script", False): 8192}
+# Whoever streams waits for the prompts of others one step at a time: on a CPU 256 tokens keep that to a fraction
+# of a second, and cost next to nothing, since a step of 256 tokens computes as many a second as one of 1024.
+_BUDGET = {("server", True): 256, ("script", True): 2048, ("server", False): 2048, ("script", False): 8192}
 _REQUESTS = {"server": 128, "script": 256}
 _OTHER = tuple(flag for flag in FLAGS if flag not in ENGINE_FLAGS)
 

@@ -128,7 +128,6 @@ def test_what_makes_no_sense_is_one_clear_error(parse, words, text):
         ["--grpc"],
         ["--enable-dbo"],
         ["--data-parallel-rank", "1"],
-        ["--async-scheduling"],
         ["--runner", "pooling"],
     ],
 )
@@ -139,7 +138,7 @@ def test_what_we_do_not_have_is_refused_by_name(parse, words):
 
 
 @pytest.mark.parametrize(
-    "words", [["--no-enable-lora"], ["-tp", "1"], ["--api-server-count", "1"], ["--no-async-scheduling"]]
+    "words", [["--no-enable-lora"], ["-tp", "1"], ["--api-server-count", "1"]]
 )
 def test_asking_for_what_happens_anyway_is_no_error(parse, words):
     parse(*words)

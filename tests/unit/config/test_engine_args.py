@@ -108,7 +108,7 @@ def _environment(monkeypatch):
 
 def test_budget_defaults_by_use(create):
     server, script = create("server"), create("LLM_CLASS")
-    assert (server.scheduler_config.max_num_batched_tokens, server.scheduler_config.max_num_seqs) == (1024, 128)
+    assert (server.scheduler_config.max_num_batched_tokens, server.scheduler_config.max_num_seqs) == (256, 128)
     assert (script.scheduler_config.max_num_batched_tokens, script.scheduler_config.max_num_seqs) == (2048, 256)
     assert server.scheduler_config.enable_chunked_prefill is True
     assert server.cache_config.enable_prefix_caching is True
@@ -119,9 +119,11 @@ def test_budget_defaults_give_way_to_each_other(create):
     assert create(max_num_batched_tokens=64).scheduler_config.max_num_seqs == 64
     assert create(max_num_seqs=4000).scheduler_config.max_num_batched_tokens == 4000
     whole = create(enable_chunked_prefill=False, max_model_len=500)
-    assert whole.scheduler_config.max_num_batched_tokens == 1024
+    assert whole.scheduler_config.max_num_batched_tokens == 500
     with pytest.raises(ConfigError, match="at least max_num_seqs"):
         create(max_num_batched_tokens=64, max_num_seqs=65)
+    with pytest.raises(ConfigError, match="it is a part of max_num_batched_tokens, 64"):
+        create(max_num_batched_tokens=64, max_num_scheduled_tokens=65)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,32 @@ def test_long_prefill_token_threshold_bounds_each_prompt():
     assert core.step().num_scheduled_tokens == {"a": 4, "b": 4}
 
 
+def test_an_adaptive_threshold_gives_a_prompt_its_even_share():
+    core = engine(max_num_batched_tokens=32, long_prefill_token_threshold=4, long_prefill_token_threshold_adaptive=True)
+    core.add(make_request("a", list(range(50))))
+    assert core.step().num_scheduled_tokens == {"a": 32}
+    core.add(make_request("b", list(range(100, 150))))
+    assert core.step().num_scheduled_tokens == {"a": 18, "b": 14}
+    assert core.step().num_scheduled_tokens == {"a": 1, "b": 16}
+
+
+def test_the_scheduler_keeps_to_its_part_of_a_step_and_to_the_active_requests():
+    core = engine(max_num_batched_tokens=32, max_num_scheduled_tokens=10, max_num_active_seqs=2)
+    for name in "abc":
+        core.add(make_request(name, [ord(name)] * 4))
+    assert core.step().num_scheduled_tokens == {"a": 4, "b": 4}
+    core.add(make_request("d", [7] * 20))
+    assert core.step().num_scheduled_tokens == {"a": 1, "b": 1}
+
+
+def test_a_short_prompt_is_admitted_beside_a_long_one():
+    core = engine(max_num_batched_tokens=16, long_prefill_token_threshold=8)
+    core.add(make_request("long", list(range(40))))
+    core.step()
+    core.add(make_request("short", [1, 2, 3]))
+    assert core.step().num_scheduled_tokens == {"long": 8, "short": 3}
+
+
 def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget():
     core = engine(max_num_batched_tokens=64, enable_chunked_prefill=False)
     core.add(make_request("a", list(range(40)), max_tokens=3, ignore_eos=True))

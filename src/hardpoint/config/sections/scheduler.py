@@ -80,6 +80,14 @@ class SchedulerConfig(Section):
                 fix="raise --max-num-batched-tokens or lower --max-num-seqs",
             )
 
+        if self.max_num_scheduled_tokens is not None and self.max_num_scheduled_tokens > budget:
+            raise ConfigError(
+                f"scheduler_config.max_num_scheduled_tokens is {self.max_num_scheduled_tokens}: it is a part of "
+                f"max_num_batched_tokens, {budget}",
+                code="config-value",
+                fix="lower --max-num-scheduled-tokens or raise --max-num-batched-tokens",
+            )
+
     @classmethod
     def default_factory(cls, **values: Any) -> SchedulerConfig:
         """Return a section for tests and tools: 8192 tokens of context unless given."""

@@ -143,7 +143,11 @@ class Scheduler(SchedulerInterface):
     def _chunk(self, num_tokens: int) -> int:
         """Tokens of a long prompt to take at once, leaving the step's budget aside."""
         threshold = self.scheduler_config.long_prefill_token_threshold
-        return min(num_tokens, threshold) if threshold > 0 else num_tokens
+        if threshold <= 0:
+            return num_tokens
+        if self.scheduler_config.long_prefill_token_threshold_adaptive:
+            threshold = max(threshold, self.max_num_scheduled_tokens // max(1, len(self.running)))
+        return min(num_tokens, threshold)
 
     def _allocate_or_preempt(self, request: Request, num_tokens: int, plan: StepPlan) -> KVCacheBlocks | None:
         while True:

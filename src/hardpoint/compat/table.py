@@ -166,8 +166,10 @@ _SCHED_STATS = f"{_TYPES}.stats"
 
 
 _PARSERS = "hardpoint.front_end.parsers"
-_TOOL_PARSERS = _from(f"{_PARSERS}.registry", "ToolParserManager") | _from(f"{_CONTRACTS}.tool_parser", "ToolParser")
-_REASONING_PARSERS = _from(f"{_PARSERS}.registry", "ReasoningParserManager") | _from(
+_TOOL_PARSERS = _from("hardpoint.extensions.parser_managers", "ToolParserManager") | _from(
+    f"{_CONTRACTS}.tool_parser", "ToolParser"
+)
+_REASONING_PARSERS = _from("hardpoint.extensions.parser_managers", "ReasoningParserManager") | _from(
     f"{_CONTRACTS}.reasoning_parser", "ReasoningParser"
 )
 _TOOL_TEXTS = _from(f"{_PARSERS}.tool_facts", "find_tool_name find_tool_properties partial_tag_overlap")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hardpoint.contracts.reasoning_parser import ReasoningParser
-from hardpoint.front_end.parsers.registry import ReasoningParserManager
+from hardpoint.extensions.parser_managers import ReasoningParserManager
 from hardpoint.types.answers import DeltaMessage
 
 END = "\n=> "

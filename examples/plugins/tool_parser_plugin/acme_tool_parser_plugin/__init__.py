@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hardpoint.contracts.tool_parser import ToolParser
-from hardpoint.front_end.parsers.registry import ToolParserManager
+from hardpoint.extensions.parser_managers import ToolParserManager
 from hardpoint.types.answers import (
     DeltaFunctionCall,
     DeltaMessage,

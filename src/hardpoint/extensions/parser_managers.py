@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any, ClassVar, TypeVar
 
 from hardpoint.extensions.parser_files import import_parser_file

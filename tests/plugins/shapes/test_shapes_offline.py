@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hardpoint.compat.table import MODELS, POOLING
+from hardpoint.compat.table import POOLING
 from hardpoint.testing import make_plugin
 
 pytestmark = pytest.mark.server
@@ -21,6 +21,7 @@ def register():
     supported = ModelRegistry.get_supported_archs()
     if "AlwaysLlamaForCausalLM" not in supported:
         ModelRegistry.register_model("AlwaysLlamaForCausalLM", "fixed.model:AlwaysLlamaForCausalLM")
+        ModelRegistry.register_model("FixedOPTForCausalLM", "fixed.opt:FixedOPTForCausalLM")
     if "NeverLlamaForCausalLM" not in supported:
         from fixed.model import NeverLlamaForCausalLM
         ModelRegistry.register_model("NeverLlamaForCausalLM", NeverLlamaForCausalLM)
@@ -48,6 +49,17 @@ class NeverLlamaForCausalLM(LlamaForCausalLM):
         kept = logits[:, self.only].clone()
         logits.fill_(float("-inf"))
         logits[:, self.only] = kept
+        return logits
+"""
+OPT_MODEL = """
+from vllm.model_executor.models.opt import OPTForCausalLM
+
+class FixedOPTForCausalLM(OPTForCausalLM):
+    def compute_logits(self, hidden_states):
+        logits = super().compute_logits(hidden_states)
+        if logits is not None:
+            logits.zero_()
+            logits[:, 5] += 1.0
         return logits
 """
 SCRIPT = """
@@ -82,6 +94,8 @@ def engine(arch="LlamaForCausalLM", **more):
 
 found = {"always": tokens(engine("AlwaysLlamaForCausalLM"))}
 found["never"] = tokens(engine("NeverLlamaForCausalLM", additional_config={"only": 9}))
+opt = {"architectures": ["FixedOPTForCausalLM"], "model_type": "opt", "ffn_dim": 96}
+found["opt"] = tokens(LLM(sys.argv[1], hf_overrides=opt, load_format="dummy", kv_cache_memory_bytes=16 << 20))
 forcing = engine(logits_processors=[ForceTarget])
 found["forced"], found["free"] = tokens(forcing, target_token=11), tokens(forcing)
 try:
@@ -94,7 +108,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory):
-    files = {"fixed/__init__.py": MODELS_PLUGIN, "fixed/model.py": MODEL}
+    files = {"fixed/__init__.py": MODELS_PLUGIN, "fixed/model.py": MODEL, "fixed/opt.py": OPT_MODEL}
     points = {"vllm.general_plugins": {"fixed_models": "fixed:register"}}
     return make_plugin(tmp_path_factory.mktemp("fixed"), "fixed", files, points)
 
@@ -116,6 +130,10 @@ def test_a_model_of_a_plugin_says_what_it_wants(found):
     assert found["always"] == [7] * 4
 
 
+def test_a_model_derived_from_opt_says_what_it_wants(found):
+    assert found["opt"] == [5] * 4
+
+
 def test_a_model_registered_as_a_class_reads_the_additional_config(found):
     assert found["never"] == [9] * 4
 
@@ -135,13 +153,6 @@ class StillMissing(AssertionError):
 
 
 WAITING = {
-    "a model derived from OPT": (MODELS, """
-from vllm.model_executor.models.opt import OPTForCausalLM
-class FixedOPT(OPTForCausalLM):
-    def compute_logits(self, hidden_states):
-        logits = super().compute_logits(hidden_states)
-        return logits.zero_()
-"""),
     "a pooling model with a fixed output": (POOLING, """
 from vllm.config import PoolerConfig
 from vllm.model_executor.layers.pooler import DispatchPooler

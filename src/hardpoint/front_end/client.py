@@ -39,6 +39,8 @@ _CONNECT_TIMEOUT_MS = 10_000
 _LOOP_WAIT_S = 2.0
 # The engine core keeps the limit of a call itself; this is for its answer to arrive.
 _ANSWER_GRACE_S = 2.0
+# An engine core that has ended may have sent outputs that are still on their way: until none came for so long.
+_LAST_OUTPUTS_S = 0.1
 
 
 class _Wire:
@@ -125,6 +127,7 @@ class AsyncEngineCoreClient:
         self._reader: asyncio.Task[None] | None = None
         self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = outputs or asyncio.Queue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._num_read = 0
         process.on_death(self._died)
 
     @property
@@ -215,6 +218,7 @@ class AsyncEngineCoreClient:
         try:
             while True:
                 outputs = self._wire.decode(await self._socket.recv())
+                self._num_read += 1
                 if outputs.utility_output is None:
                     self._outputs.put_nowait(outputs)
                 else:
@@ -238,7 +242,20 @@ class AsyncEngineCoreClient:
         """Called from the thread that watches the engine core."""
         if self._loop is None or self._loop.is_closed():
             return  # Nobody waits; `process.check` tells whoever comes.
-        self._loop.call_soon_threadsafe(self._fail, error)
+        self._loop.call_soon_threadsafe(self._fail_soon, error)
+
+    def _fail_soon(self, error: EngineDeadError) -> None:
+        """Fail once the last outputs are read."""
+        seen = self._num_read
+
+        def look_again() -> None:
+            if self._num_read == seen:
+                self._fail(error)
+            else:
+                self._fail_soon(error)
+
+        assert self._loop is not None
+        self._loop.call_later(_LAST_OUTPUTS_S, look_again)
 
     def _fail(self, error: EngineDeadError) -> None:
         self._outputs.put_nowait(error)
@@ -334,12 +351,19 @@ class SyncEngineCoreClient:
         self._wire.socket.send_multipart(self._wire.frames(kind, message))
 
     def _receive(self, timeout_s: float | None) -> EngineCoreOutputs | None:
-        self.process.check()
+        if self.process.error is not None:
+            return self._receive_last()
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._wire.socket in ready:
             return self._wire.decode(self._wire.socket.recv())
+        return None if self.process.error is None else self._receive_last()
+
+    def _receive_last(self) -> EngineCoreOutputs:
+        """What the engine core sent before it ended; raises EngineDeadError once there is no more."""
+        if not self._wire.socket.closed and self._wire.socket.poll(int(_LAST_OUTPUTS_S * 1000)):
+            return self._wire.decode(self._wire.socket.recv())
         self.process.check()
-        return None
+        raise AssertionError("the engine core has not ended")
 
     def _died(self, error: EngineDeadError) -> None:
         os.write(self._wake_write, b"\0")

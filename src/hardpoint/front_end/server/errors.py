@@ -171,10 +171,13 @@ def failure_of(error: Exception) -> Failure:
 
 
 def report(error: Exception, failure: Failure, stack: bool) -> None:
-    """Log a failure: server faults as errors, refusals at DEBUG, with the stack where it helps."""
-    ours = failure.status >= 500 and failure.status not in (501, 503)
+    """Log a failure: server faults as errors, refusals at DEBUG, with the stack where it helps.
+
+    That the engine has ended was logged when it did, once for all requests.
+    """
+    ours = failure.status >= 500 and failure.status not in (501, 503) and not isinstance(error, EngineDeadError)
     # A TypeError answered as 400 may be a slip of ours: keep its stack.
-    with_stack = stack or (ours and not isinstance(error, EngineDeadError)) or type(error) is TypeError
+    with_stack = stack or ours or type(error) is TypeError
     level = "error" if ours else "debug"
     getattr(logger, level)(
         "%d %s: %s", failure.status, failure.kind, failure.message, exc_info=error if with_stack else None

@@ -56,6 +56,8 @@ class EngineCore:
         self._early_outputs: list[tuple[int, EngineCoreOutput]] = []
         # Requests whose id a step in flight still has, from one that was aborted.
         self._held: list[Request] = []
+        # What planning raised while steps were in flight.
+        self._planning_error: Exception | None = None
         self._drained: Future[None] | None = None
         self._clear_cache_when_drained = False
         # As early as the next: a backend that is not installed should not take that long to be refused.
@@ -160,7 +162,8 @@ class EngineCore:
         return self._has_steps() or bool(self._drained or len(self.structured_output_manager))
 
     def _has_steps(self) -> bool:
-        return bool(self._early_outputs or self._in_flight or self.scheduler.has_requests())
+        planned = bool(self._early_outputs or self._in_flight or self.scheduler.has_requests())
+        return planned or self._planning_error is not None
 
     # Stepping.
 
@@ -207,12 +210,7 @@ class EngineCore:
 
     def _step_ahead(self) -> tuple[OutputsByClient, bool]:
         steps = self._in_flight
-        while steps.has_room and self.scheduler.has_requests():
-            plan = self.scheduler.schedule()
-            with _reported(plan):
-                steps.launch(plan)
-            if not plan.total_num_scheduled_tokens:
-                break  # Everything that could be planned is in flight.
+        self._fill()
         if not steps:
             return {}, False
         step = steps.oldest()
@@ -222,6 +220,24 @@ class EngineCore:
         steps.drop_oldest()
         self._add_held()
         return outputs, step.plan.total_num_scheduled_tokens > 0 or steps.has_tokens
+
+    def _fill(self) -> None:
+        """Plan steps until enough are in flight; an error waits until the results of those in flight are in."""
+        steps = self._in_flight
+        if self._planning_error is not None and not steps:
+            raise self._planning_error
+        while self._planning_error is None and steps.has_room and self.scheduler.has_requests():
+            try:
+                plan = self.scheduler.schedule()
+            except Exception as error:
+                if not steps:
+                    raise
+                self._planning_error = error
+                return
+            with _reported(plan):
+                steps.launch(plan)
+            if not plan.total_num_scheduled_tokens:
+                return  # Everything that could be planned is in flight.
 
     def _add_held(self) -> None:
         held, self._held = self._held, []

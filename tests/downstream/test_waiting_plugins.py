@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from downstream_packages import folder_of
 
-from hardpoint.compat.table import CONNECTORS, MAMBA, POOLING, REASONING, TOOLS
+from hardpoint.compat.table import CONNECTORS, MAMBA, POOLING
 
 
 class StillMissing(AssertionError):
@@ -75,41 +75,6 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip
-
-
-# `city=Oslo` and `days=3` on lines of their own are RAIF-G for {"city": "Oslo", "days": 3}.
-RAIF = """
-from types import SimpleNamespace as Record
-register("raif-vllm")
-from vllm.tool_parsers import ToolParserManager
-from vllm.reasoning import ReasoningParserManager
-from vllm.transformers_utils.tokenizer import get_tokenizer
-tokenizer = get_tokenizer(sys.argv[1])
-tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {
-    "city": {"type": "string"}, "days": {"type": "integer"}}}}}
-asked = Record(tools=[tool], tool_choice="auto", response_format=None, vllm_xargs=None)
-text = "city=Oslo\\ndays=3"
-whole = ToolParserManager.get_tool_parser("raif")(tokenizer).extract_tool_calls(text, asked)
-assert whole.tools_called
-assert whole.tool_calls[0].function.name == "weather"
-assert whole.tool_calls[0].function.arguments == '{"city":"Oslo","days":3}'
-parser = ToolParserManager.get_tool_parser("raif")(tokenizer)
-said, calls = "", []
-for piece in ("city=Os", "lo\\ndays=3", "\\n</raif>"):
-    before, said = said, said + piece
-    delta = parser.extract_tool_calls_streaming(before, said, piece, [], [], [], asked)
-    calls += delta.tool_calls if delta else []
-assert [call.function.name for call in calls if call.function.name] == ["weather"]
-assert "".join(call.function.arguments or "" for call in calls) == '{"city":"Oslo","days":3}'
-asked.tools, asked.vllm_xargs = None, {"raif_decl": "city:s?\\ndays:n?"}
-reader = ReasoningParserManager.get_reasoning_parser("raif")(tokenizer)
-assert reader.extract_reasoning(text, asked) == (None, '{"city":"Oslo","days":3}')
-"""
-
-
-@waits_for(TOOLS, REASONING)
-def test_raif_parses_tool_calls_whole_and_streamed(tiny_llama):
-    attempt("raif-vllm==0.2.0", RAIF, TOOLS, REASONING, arguments=(tiny_llama,))
 
 
 FACTORY = """

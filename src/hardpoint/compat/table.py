@@ -514,6 +514,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.entrypoints.openai.engine.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.chat_completion": Entry(),
     "vllm.entrypoints.openai.chat_completion.protocol": Entry(_PROTOCOL),
+    "vllm.entrypoints.openai.chat_completion.serving": Entry(
+        names={"OpenAIServingChat": "hardpoint.front_end.server.serving.chat:ChatService"}
+    ),
     "vllm.entrypoints.openai.completion": Entry(),
     "vllm.entrypoints.openai.completion.protocol": Entry(_PROTOCOL),
     "vllm.entrypoints.openai.responses": Entry(),

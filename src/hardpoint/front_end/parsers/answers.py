@@ -294,9 +294,11 @@ class AnswerReader:
             with blaming("tool_parsers", self._plan.tool_name):
                 found = self._tool.extract_tool_calls(answer.content, self._plan.request)
             if found.tools_called:
-                calls = found.tool_calls
-                answer.tool_calls = calls if self._wanted(1) else calls[:1]
+                answer.tool_calls = found.tool_calls if self._wanted(1) else found.tool_calls[:1]
                 answer.content = found.content
+            else:
+                # A parser may have changed the content, such as taken marks out of it.
+                answer.content = found.content or answer.content
             self.called_tools = bool(answer.tool_calls)
         if not self._plan.request.include_reasoning:
             answer.reasoning = None

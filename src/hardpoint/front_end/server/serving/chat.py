@@ -9,6 +9,7 @@ from typing import Any
 from starlette.requests import Request
 
 from hardpoint.front_end.parsers.answers import Answer, AnswerReader, merged
+from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.logprobs import ChatLogprobs, prompt_logprobs_body
 from hardpoint.front_end.server.protocol.chat import (
     ChatCompletionLogProbs,
@@ -48,7 +49,7 @@ class ChatService:
         plan = context.parsers.plan(request, self._prompts.template_arguments(request))
         # A parser may have changed it: what runs from here on is the plan's.
         request = plan.request
-        prompt = await self._prompts.of_chat(request)
+        prompt = await self.render_chat_request(request)
         plan.saw_prompt(prompt.token_ids)
         name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
         asked = request.output_limit
@@ -58,6 +59,10 @@ class ChatService:
         )
         params = request.to_sampling_params(limit, context.default_sampling_params)
         return Job.make(context, request, http, "chatcmpl", [prompt], [params], plan)
+
+    async def render_chat_request(self, request: ChatCompletionRequest) -> TokenPrompt:
+        """The prompt a request makes. Plugins wrap this to change a request before its conversation is rendered."""
+        return await self._prompts.of_chat(request)
 
     def _warn_of_unseen_tools(self, request: ChatCompletionRequest) -> None:
         """A model whose template knows no tools is not told of them."""

@@ -157,6 +157,11 @@ class EngineCore:
             output = EngineCoreOutput(request.request_id, [], finish_reason=FinishReason.ABORT)
             self._early_outputs.append((request.client_index, output))
 
+    def has_unfinished_requests(self) -> bool:
+        """Whether a request has yet to end, or its end to be told."""
+        held = self._held or len(self.structured_output_manager) or self._early_outputs
+        return bool(held) or self.scheduler.has_unfinished_requests()
+
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
         return self._has_steps() or bool(self._drained or len(self.structured_output_manager))

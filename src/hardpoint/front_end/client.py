@@ -403,7 +403,7 @@ class InProcessClient:
         Nobody asks for another one after the last request, so its end is passed on to the worker here.
         """
         outputs, _ = self._core.step()
-        while self._core.has_work() and not self._core.scheduler.has_unfinished_requests():
+        while self._core.has_work() and not self._core.has_unfinished_requests():
             self._core.step()
         return outputs.get(0) or EngineCoreOutputs()
 

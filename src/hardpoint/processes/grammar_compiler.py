@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from hardpoint.config.wire import from_wire
-from hardpoint.engine_core.structured.backends import Backends
+from hardpoint.engine_core.structured.backends import Backends, know_plugin
 from hardpoint.engine_core.structured.trial import FAILED, READY, load_backend, try_job
 from hardpoint.engine_core.structured.vocabulary import GrammarTokenizer
 from hardpoint.extensions.boot import boot
@@ -48,9 +48,11 @@ def _serve(link: ParentLink, backends: Backends) -> None:
 
     while True:
         job = jobs.decode(link.channel.receive())
-        if job.boots and not booted:
+        if job.ref:
             try:
-                boot(Role.ENGINE_CORE)
+                if not booted:
+                    boot(Role.ENGINE_CORE)
+                know_plugin(job.backend, job.ref)
             except Exception as error:
                 answer(GrammarVerdict(FAILED, f"the plugins cannot be loaded: {error}"))
                 continue

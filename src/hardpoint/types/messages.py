@@ -253,7 +253,8 @@ class GrammarJob(msgspec.Struct, array_like=True):  # engine core -> grammar com
 
     kind   name of a `StructuredOutputOptions`
     style  fields of a `JsonStyle`; None: nothing is asked
-    boots  the backend is a plugin's: load the plugins first
+    ref    where a plugin's backend is, should the plugins of the process not register it; for such a backend
+           they are loaded first
     """
 
     backend: str
@@ -261,7 +262,7 @@ class GrammarJob(msgspec.Struct, array_like=True):  # engine core -> grammar com
     spec: str
     stop_token_ids: list[int]
     style: dict[str, Any] | None = None
-    boots: bool = False
+    ref: str = ""
 
 
 class GrammarVerdict(msgspec.Struct, array_like=True, omit_defaults=True):  # grammar compiler -> engine core

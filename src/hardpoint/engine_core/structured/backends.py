@@ -32,8 +32,19 @@ def backend_class(name: str) -> type[StructuredOutputBackend]:
 
 
 def is_plugin(name: str) -> bool:
-    """Whether a backend is not ours, so that its process has to load the plugins."""
+    """Whether a backend is not ours."""
     return not registry(_KEY).entry(name).built_in
+
+
+def plugin_ref(name: str) -> str:
+    """Where a plugin's backend is; empty for one of ours."""
+    return registry(_KEY).entry(name).target if is_plugin(name) else ""
+
+
+def know_plugin(name: str, ref: str) -> None:
+    """Take in a backend that another process has from a plugin, unless the plugins here have registered it."""
+    if name not in registry(_KEY):
+        registry(_KEY).register(name, ref)
 
 
 def missing_package(kind: type[StructuredOutputBackend]) -> str:

@@ -14,7 +14,7 @@ from hardpoint.contracts.structured_output import (
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
-from hardpoint.engine_core.structured.backends import Backends, is_plugin, usable_backends
+from hardpoint.engine_core.structured.backends import Backends, plugin_ref, usable_backends
 from hardpoint.engine_core.structured.compilers import CompilerPool
 from hardpoint.engine_core.structured.constraint import PLAIN, Constraint
 from hardpoint.engine_core.structured.trial import compile_with
@@ -186,7 +186,7 @@ def _job(name: str, constraint: Constraint) -> GrammarJob:
         spec=constraint.spec,
         stop_token_ids=list(constraint.stop_token_ids),
         style=constraint.style_fields,
-        boots=is_plugin(name),
+        ref=plugin_ref(name),
     )
 
 

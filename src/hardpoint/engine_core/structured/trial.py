@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from hardpoint.contracts.structured_output import (
@@ -40,6 +42,15 @@ def compile_with(
     return grammar
 
 
+# What libraries put around their messages: time and place in their source, lines, marks.
+_PLACE = re.compile(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: |<non-verbose/>")
+_LONGEST_REASON = 500
+
+
+def _tidy(text: str) -> str:
+    return " ".join(_PLACE.sub("", text).split())[:_LONGEST_REASON]
+
+
 def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
     """Compile a job's constraint with a backend that is loaded already."""
     style = None if job.style is None else JsonStyle(**job.style)
@@ -48,7 +59,7 @@ def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
         grammar = compile_with(backend, StructuredOutputOptions[job.kind], job.spec, job.stop_token_ids, style)
         return GrammarVerdict(DONE, dump=backend.dump_grammar(grammar))
     except MalformedConstraint as error:
-        return GrammarVerdict(MALFORMED, str(error))
+        return GrammarVerdict(MALFORMED, _tidy(str(error)))
     except MemoryError:
         return GrammarVerdict(REFUSED, "it takes more memory than there is")
     except RecursionError:
@@ -57,7 +68,7 @@ def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        text = str(error).strip() or type(error).__name__
+        text = _tidy(str(error)) or type(error).__name__
         return GrammarVerdict(REFUSED, text if isinstance(error, GrammarError) else f"{type(error).__name__}: {text}")
 
 

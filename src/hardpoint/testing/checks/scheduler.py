@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from hardpoint.config.sections import VllmConfig
@@ -15,6 +16,7 @@ from hardpoint.testing.tiny_config import tiny_vllm_config
 from hardpoint.types.finish import RequestStatus
 from hardpoint.types.messages import EngineCoreRequest
 from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.schedule import ModelRunnerOutput, SchedulerOutput
 from hardpoint.types.stats import SchedulerStats
 
 _BLOCK, _LENGTH, _BUDGET, _REQUESTS = 4, 64, 24, 4
@@ -26,10 +28,19 @@ def check_scheduler(cls: Any) -> None:
     """Schedule requests that share prefixes, wait, are preempted, aborted and paused, and check every answer."""
     subject = require_class(cls, SchedulerInterface)
     _check_keywords(cls, subject)
-    for spare_blocks in (64, 4):
-        _run_mix(cls, subject, spare_blocks)
-    _abort(cls, subject)
-    _pause(cls, subject)
+    # One that supports it is also asked for the next plan before the result of the last one is in.
+    for in_flight in (1, 2) if _plans_ahead(cls, subject) else (1,):
+        for spare_blocks in (64, 4):
+            _run_mix(cls, subject, spare_blocks, in_flight)
+        _abort(cls, subject, in_flight)
+        _pause(cls, subject, in_flight)
+
+
+def _plans_ahead(cls: Any, subject: str) -> bool:
+    with explained(subject, "supports_async_scheduling", "it is a class method without arguments"):
+        answer = cls.supports_async_scheduling()
+    require(isinstance(answer, bool), subject, f"supports_async_scheduling gives {answer!r}", "return True or False")
+    return answer
 
 
 def _check_keywords(cls: Any, subject: str) -> None:
@@ -43,10 +54,15 @@ def _check_keywords(cls: Any, subject: str) -> None:
 
 
 class _Engine:
-    """A scheduler and the model it plans for."""
+    """A scheduler and the model it plans for.
 
-    def __init__(self, cls: Any, subject: str, num_blocks: int) -> None:
+    in_flight  steps that are planned, and computed, before the result of the first of them is given back
+    """
+
+    def __init__(self, cls: Any, subject: str, num_blocks: int, in_flight: int = 1) -> None:
         self.subject = subject
+        self.in_flight = in_flight
+        self.results: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         config = _config()
         spec = FullAttentionSpec(block_size=_BLOCK, num_kv_heads=1, head_size=1, dtype="float32")
         group = KVCacheGroupSpec(layer_names=["layer"], kv_cache_spec=spec)
@@ -81,17 +97,16 @@ class _Engine:
         return sampling
 
     def step(self) -> int:
-        """One step; how many tokens it computed."""
-        with explained(self.subject, "schedule", _PLAN):
-            plan = self.scheduler.schedule()
-        total = plan.total_num_scheduled_tokens
-        require(total <= _BUDGET, self.subject, f"a step has {total} tokens of {_BUDGET}", "keep to the token budget")
-        count = len(plan.num_scheduled_tokens)
-        require(count <= _REQUESTS, self.subject, f"a step has {count} requests", "keep to max_num_seqs")
-        with explained(self.subject, "a worker that follows its plan", _PLAN):
-            result = self.model.execute(plan)
+        """Plan until enough steps are in flight, then give the oldest result back; how many tokens were planned."""
+        total, planning = 0, True
+        while planning and len(self.results) < self.in_flight:
+            if self.results and not self.scheduler.has_requests():
+                break
+            planned = self._plan()
+            total += planned
+            planning = planned > 0
         with explained(self.subject, "update_from_output", "it gets the plan and what the workers made of it"):
-            by_client = self.scheduler.update_from_output(plan, result)
+            by_client = self.scheduler.update_from_output(*self.results.popleft())
         for batch in by_client.values():
             for output in batch.outputs:
                 self.tokens[output.request_id] += output.new_token_ids
@@ -101,8 +116,19 @@ class _Engine:
         require(self.steps < _MOST_STEPS, self.subject, "it makes no progress", "run a waiting request when one fits")
         return total
 
+    def _plan(self) -> int:
+        with explained(self.subject, "schedule", _PLAN):
+            plan = self.scheduler.schedule()
+        total = plan.total_num_scheduled_tokens
+        require(total <= _BUDGET, self.subject, f"a step has {total} tokens of {_BUDGET}", "keep to the token budget")
+        count = len(plan.num_scheduled_tokens)
+        require(count <= _REQUESTS, self.subject, f"a step has {count} requests", "keep to max_num_seqs")
+        with explained(self.subject, "a worker that follows its plan", _PLAN):
+            self.results.append((plan, self.model.execute(plan)))
+        return total
+
     def run(self) -> None:
-        while self.scheduler.has_requests():
+        while self.results or self.scheduler.has_requests():
             self.step()
 
     def check_idle(self) -> None:
@@ -153,9 +179,9 @@ def _prompts() -> list[list[int]]:
     return [[(n % 2) * 50 + place % 11 for place in range(length)] for n, length in enumerate(lengths)]
 
 
-def _run_mix(cls: Any, subject: str, spare_blocks: int) -> None:
+def _run_mix(cls: Any, subject: str, spare_blocks: int, in_flight: int) -> None:
     """All requests get what they get alone, with room for all of them and with room for little more than one."""
-    engine = _Engine(cls, subject, 1 + _LENGTH // _BLOCK + spare_blocks)
+    engine = _Engine(cls, subject, 1 + _LENGTH // _BLOCK + spare_blocks, in_flight)
     asked = {}
     for number, prompt in enumerate(_prompts()):
         params = engine.add(f"r{number}", prompt, max_tokens=20, ignore_eos=number % 2 == 0)
@@ -167,8 +193,8 @@ def _run_mix(cls: Any, subject: str, spare_blocks: int) -> None:
     engine.check_idle()
 
 
-def _abort(cls: Any, subject: str) -> None:
-    engine = _Engine(cls, subject, 64)
+def _abort(cls: Any, subject: str, in_flight: int) -> None:
+    engine = _Engine(cls, subject, 64, in_flight)
     prompts = _prompts()[:4]
     params = [engine.add(f"r{number}", prompt, max_tokens=30) for number, prompt in enumerate(prompts)]
     for _ in range(3):
@@ -185,8 +211,8 @@ def _abort(cls: Any, subject: str) -> None:
     engine.check_idle()
 
 
-def _pause(cls: Any, subject: str) -> None:
-    engine = _Engine(cls, subject, 64)
+def _pause(cls: Any, subject: str, in_flight: int) -> None:
+    engine = _Engine(cls, subject, 64, in_flight)
     prompt = _prompts()[0]
     params = engine.add("r0", prompt, max_tokens=5)
     engine.step()

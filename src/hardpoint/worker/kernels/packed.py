@@ -11,10 +11,12 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from hardpoint.config.gguf_file import GGMLType
+from hardpoint.log import init_logger
 from hardpoint.worker.kernels.library import Library, Linear, Matrix
 from hardpoint.worker.layers.parameters import check_shape, check_size, shard_of
 from hardpoint.worker.loaders.stored import TENSOR_FACTS, StoredTensor
 
+logger = init_logger(__name__)
 # Products from which on other Python threads are let run meanwhile.
 _LONG = 1 << 25
 
@@ -90,6 +92,11 @@ class PackedLinear:
         self._place = ctypes.addressof(self._layer)
         self._short, self._long = matrices[0].library.linear, matrices[0].library.linear_long
 
+    @property
+    def place(self) -> int:
+        """Address of the layer's description, for programs; valid as long as this object."""
+        return self._place
+
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., columns] -> [..., outputs] float32; ValueError when sizes do not fit."""
         columns, outputs = self.columns, self.outputs
@@ -127,6 +134,19 @@ class PackedLinear:
     def numbers(self) -> torch.Tensor:
         """[outputs, columns] float32: what the kernels compute with."""
         return torch.cat([matrix.look_up(torch.arange(matrix.rows)) for matrix in self.matrices])
+
+
+def _tell_cut_blocks(columns: int, block: int, ranks: int) -> None:
+    """Say that a rank's columns are not whole blocks, and for how many ranks they would be."""
+    fitting = [str(size) for size in range(1, 4 * ranks + 1) if columns % (size * block) == 0]
+    logger.warning_once(
+        "rows of %d numbers in blocks of %d are not cut between blocks by %d ranks: these weights are kept as float32, "
+        "which takes more memory and time; with %s rank(s) they stay as stored",
+        columns,
+        block,
+        ranks,
+        ", ".join(fitting) or "no number of",
+    )
 
 
 _FACTS = TENSOR_FACTS | {
@@ -194,6 +214,8 @@ class PackedWeight(nn.Parameter):
         """Take this rank's inputs."""
         columns = self.shape[1]
         check_size(loaded_weight, 1, columns * self.tp_size)
+        if isinstance(loaded_weight, StoredTensor) and columns % loaded_weight.block_size:
+            _tell_cut_blocks(columns * self.tp_size, loaded_weight.block_size, self.tp_size)
         self.place(0, shard_of(loaded_weight, 1, columns, self.tp_rank))
 
     def load_merged_column_weight(self, loaded_weight: torch.Tensor, **shard: Any) -> None:

@@ -105,6 +105,11 @@ class StoredTensor(torch.Tensor):
         part._block = self._block
         return part
 
+    @property
+    def block_size(self) -> int:
+        """Numbers in a block along a row; 1 where each stands for itself."""
+        return 1 if self._block is None else self._block[1]
+
     def stored_rows(self) -> tuple[npt.NDArray[np.uint8], int, npt.NDArray[np.int64] | None] | None:
         """The bytes of the rows and their storage type, and where in them the tensor's rows are (None = in order).
 

@@ -251,6 +251,22 @@ def test_shards_of_tensor_parallel_ranks(library):
         columns.load_column_parallel_weight(loaded_weight=weights[:10])
 
 
+def test_a_boundary_inside_a_block_costs_memory_and_is_said(library, caplog):
+    weights = stored(GGMLType.Q4_K, 8, 768)
+    parts = [PackedWeight(library, 8, 256, rank, 3) for rank in range(3)]
+    halves = [PackedWeight(library, 8, 384, rank, 2) for rank in range(2)]
+    with caplog.at_level("WARNING", "hardpoint"):
+        for part in parts:
+            part.load_row_parallel_weight(weights)
+        assert not caplog.records
+        for half in halves:
+            half.load_row_parallel_weight(weights)
+    assert "rows of 768 numbers in blocks of 256 are not cut between blocks by 2 ranks" in caplog.text
+    assert "with 1, 3 rank(s) they stay as stored" in caplog.text
+    for pieces in (parts, halves):
+        assert torch.equal(torch.cat([piece.packed().numbers() for piece in pieces], 1), weights.numbers())
+
+
 def test_many_threads_many_times_give_the_same(library):
     layer = PackedLinear([PackedMatrix.of(library, stored(GGMLType.Q8_0, 400, 256))])
     x = activations(5, 256)

@@ -86,13 +86,13 @@ def test_it_came_by_entry_point_and_its_general_plugin_stayed_out(translator):
 # traceloom-vllm-context: a line for each step
 
 
-def traced(tiny_llama: Path, folder: Path, scheduler: str) -> ServerProcess:
+def traced(tiny_llama: Path, folder: Path, scheduler: str, *flags: str) -> ServerProcess:
     variables = {
         "PYTHONPATH": python_path(TRACING),
         "TRACELOOM_CONTEXT_DIR": str(folder),
         "TRACELOOM_RUN_ID": "run-1",
     }
-    return ServerProcess(tiny_llama, "--scheduler-cls", f"traceloom_vllm_scheduler.{scheduler}", env=variables)
+    return ServerProcess(tiny_llama, "--scheduler-cls", f"traceloom_vllm_scheduler.{scheduler}", *flags, env=variables)
 
 
 def test_tracing_scheduler_writes_a_line_per_step_and_changes_nothing(tiny_llama, tmp_path, plain):
@@ -116,8 +116,24 @@ def test_tracing_scheduler_writes_a_line_per_step_and_changes_nothing(tiny_llama
     assert (summary["type"], summary["written_records"], summary["dropped_records"]) == ("summary", len(steps), 0)
 
 
-def test_its_asynchronous_scheduler_is_refused_by_name(tiny_llama, tmp_path):
+def test_its_asynchronous_scheduler_plans_ahead_and_changes_nothing(tiny_llama, tmp_path, plain):
+    asked = {"prompt": "The quick", "max_tokens": 12, "ignore_eos": True}
     with traced(tiny_llama, tmp_path, "TracingAsyncScheduler") as server:
+        server.wait_ready()
+        answer, expected = (of.complete(**asked).json() for of in (server, plain))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.exit_status() == 0
+        server.assert_nothing_left()
+    assert answer["choices"] == expected["choices"]
+    [file] = tmp_path.iterdir()
+    steps = [line for line in map(json.loads, file.read_text().splitlines()) if line["type"] == "step"]
+    scheduled = [step["total_scheduled_tokens"] for step in steps if step["total_scheduled_tokens"]]
+    # Nothing is planned past the last token, since its number is known beforehand.
+    assert scheduled == [answer["usage"]["prompt_tokens"], *[1] * 11]
+
+
+def test_its_synchronous_scheduler_is_refused_where_planning_ahead_is_asked_for(tiny_llama, tmp_path):
+    with traced(tiny_llama, tmp_path, "TracingScheduler", "--async-scheduling") as server:
         assert server.exit_status(60) == 1
-        assert wait_until(lambda: "TracingAsyncScheduler schedules asynchronously" in server.log(), 5), server.log()
-        assert "derives from vllm.v1.core.sched.scheduler.Scheduler" in server.log()
+        assert wait_until(lambda: "TracingScheduler cannot schedule asynchronously" in server.log(), 5), server.log()
+        assert "the model is loaded" not in server.log()

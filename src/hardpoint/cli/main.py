@@ -36,6 +36,7 @@ COMMANDS = (
     Command("chat",      "hardpoint.cli.chat",      "talk to a running server"),
     Command("complete",  "hardpoint.cli.complete",  "have a running server continue a text"),
     Command("run-batch", "hardpoint.cli.run_batch", "answer the requests of a file"),
+    Command("bench",     "hardpoint.cli.bench.command", "measure a server or an engine"),
     Command("models",    "hardpoint.cli.models",    "list, fetch and find the models of the catalogue"),
     Command("plugins",   "hardpoint.cli.plugins",   "list extension points, explain one, find faults, begin a plugin"),
     Command("alias",     "hardpoint.cli.alias",     "let programs that are not ours say `import vllm`"),

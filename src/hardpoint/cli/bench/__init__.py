@@ -1,0 +1,1 @@
+"""`hardpoint bench`: measure a running server, or an engine in this process."""

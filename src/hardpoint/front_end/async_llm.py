@@ -13,7 +13,7 @@ from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.env import envs
-from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
+from hardpoint.errors import AdmissionError, ConfigError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
 from hardpoint.extensions.ledger import ledger
 from hardpoint.front_end.engine_calls import EngineCalls
@@ -69,6 +69,12 @@ class AsyncLLM(EngineCalls):
     ) -> None:
         if client_addresses is not None:
             raise NotImplementedError("several API servers for one engine are started by serve --api-server-count")
+        if vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
+            raise ConfigError(
+                "the external_launcher executor runs the ranks of a script that uses LLM, and no server",
+                code="external-launcher",
+                fix="use mp, or ray for several machines",
+            )
         if profiler is not None:
             raise NotImplementedError("profiling the front end is not supported by this version")
         self.vllm_config = vllm_config

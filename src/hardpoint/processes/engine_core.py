@@ -47,6 +47,8 @@ from hardpoint.types.messages import (
 logger = init_logger(__name__)
 # How long to wait for a message when there is work but nothing could run, e.g. a grammar still compiles.
 _STALLED_WAIT_MS = 2
+# How long after a failed step a worker may be found to have ended.
+_CAUSE_S = 1.0
 
 
 class EngineCoreLoop:
@@ -103,9 +105,25 @@ class EngineCoreLoop:
         wait_ms: int | None = None
         while not self._is_over():
             self._receive(wait_ms)
-            if self._failure is not None:
-                raise EngineDeadError(self._failure, code="worker-died", fix="see the log above for the cause")
-            wait_ms = self._step() if self._core.has_work() else None
+            self._check_workers()
+            try:
+                wait_ms = self._step() if self._core.has_work() else None
+            except Exception:
+                self._wait_for_cause()
+                raise
+
+    def _check_workers(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(self._failure, code="worker-died", fix="see the log above for the cause")
+
+    def _wait_for_cause(self) -> None:
+        """Raise EngineDeadError when a worker has ended: others that wait for it may be the first to complain."""
+        if self._core.vllm_config.parallel_config.world_size == 1:
+            return
+        deadline = time.monotonic() + _CAUSE_S
+        while self._failure is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._check_workers()
 
     def _is_over(self) -> bool:
         if self._stop_at is None:

@@ -360,7 +360,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--log-level",                  ("critical", "error", "warning", "info", "debug"), None, "logging_config.log_level", "log level of all processes"),
         F("--log-config-file",            STR,   None,   "logging_config.pylogging_config_file", "Python logging configuration as JSON"),
         F("--disable-log-stats",          BOOL,  None,   "", "no statistics lines"),
-        F("--aggregate-engine-logging",   BOOL,  None,   "", "one line for all replicas", NO_RANKS, (False,)),
+        F("--aggregate-engine-logging",   BOOL,  None,   "", "one line of statistics for all replicas instead of one each"),
         F("--enable-log-requests",        BOOL,  False,  "", "log each request"),
         F("--enable-log-outputs",         BOOL,  False,  "", "log outputs too"),
         F("--enable-log-deltas",          BOOL,  True,   "", "log streamed pieces when outputs are logged"),

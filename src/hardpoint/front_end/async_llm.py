@@ -168,6 +168,7 @@ class AsyncLLM(EngineCalls):
             stat_loggers,
             enable_log_requests=engine_args.enable_log_requests,
             disable_log_stats=engine_args.disable_log_stats,
+            aggregate_engine_logging=bool(engine_args.aggregate_engine_logging),
             engine_process=process,
         )
 

@@ -56,6 +56,7 @@ def _start_engine(args: Namespace, start: ApiServerStart, link: ParentLink) -> A
         engine_args.create_engine_config("server"),
         enable_log_requests=engine_args.enable_log_requests,
         disable_log_stats=engine_args.disable_log_stats,
+        aggregate_engine_logging=bool(engine_args.aggregate_engine_logging),
         client_count=start.client_count,
         client_index=link.index,
         engine_process=engine_at(start.addresses, link),

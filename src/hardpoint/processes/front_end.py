@@ -125,6 +125,7 @@ def start_engine(args: Namespace) -> AsyncLLM:
             vllm_config,
             enable_log_requests=engine_args.enable_log_requests,
             disable_log_stats=engine_args.disable_log_stats,
+            aggregate_engine_logging=bool(engine_args.aggregate_engine_logging),
             engine_process=process,
         )
     except BaseException:

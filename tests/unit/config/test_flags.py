@@ -20,7 +20,12 @@ ROWS = [
     if not line.startswith("#")
 ]
 # Marked as later, and there already.
-EARLY = ("--data-parallel-address", "--data-parallel-rpc-port", "--data-parallel-size-local")
+EARLY = (
+    "--data-parallel-address",
+    "--data-parallel-rpc-port",
+    "--data-parallel-size-local",
+    "--aggregate-engine-logging",
+)
 
 
 @pytest.mark.parametrize(("name", "aliases", "mark"), ROWS)

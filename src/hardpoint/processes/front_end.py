@@ -113,7 +113,7 @@ def check_early(args: Namespace) -> None:
 
 
 def start_engine(args: Namespace) -> AsyncLLM:
-    """Resolve the configuration and start the engine for `serve`'s flags. Raises the HardpointError that prevents it."""
+    """Resolve the configuration and start the engine for `serve`'s flags. Raises what prevents it."""
     engine_args = AsyncEngineArgs.from_cli_args(args)
     process = early_engine(engine_args)
     # While the engine core imports torch, and later while we wait for its model.

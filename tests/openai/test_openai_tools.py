@@ -1,4 +1,4 @@
-"""Tools and reasoning through the official client, on a real server whose parsers come from files (`--tool-parser-plugin`).
+"""Tools and reasoning through the official client, on a real server whose parsers come from files.
 
 A tiny model writes no calls by itself: a logits processor writes `force_ids`, then lets it go on.
 """

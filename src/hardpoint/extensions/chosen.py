@@ -8,6 +8,7 @@ from typing import Any
 
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.groups import resolve_logits_processors
+from hardpoint.extensions.parser_files import import_parser_file
 from hardpoint.extensions.points import config_hook_row
 from hardpoint.extensions.refs import load_ref, resolve_obj_by_qualname
 from hardpoint.extensions.registry import planned_error
@@ -38,6 +39,8 @@ def check_choice(key: str, value: str) -> Any:
         return {name: load_ref(ref) for name, ref in _json_object(row, value).items()}
     if row.shape is Shape.JSON:
         return _json_object(row, value)
+    if row.shape is Shape.MODULE_OR_PATH:
+        return import_parser_file(value, key.replace("_plugin", "s"))
     return importlib.import_module(value)
 
 

@@ -7,8 +7,8 @@ import pytest
 from hardpoint.contracts.reasoning_parser import ReasoningParser
 from hardpoint.contracts.tool_parser import ToolParser
 from hardpoint.extensions.builtins import BUILTINS
-from hardpoint.extensions.registry import isolated, registry
 from hardpoint.extensions.parser_managers import ReasoningParserManager, ToolParserManager
+from hardpoint.extensions.registry import isolated, registry
 
 
 class Tools(ToolParser):

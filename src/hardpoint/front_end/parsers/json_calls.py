@@ -42,9 +42,7 @@ class CallObject:
         while at < len(text) and not self.done and not self.bad:
             if self._expects in ("key", "value"):
                 at = self._read(text, at)
-            elif text[at] in WHITESPACE:
-                at += 1
-            elif self._take(text[at]):
+            elif text[at] in WHITESPACE or self._take(text[at]):
                 at += 1
         return at
 

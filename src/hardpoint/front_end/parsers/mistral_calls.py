@@ -30,6 +30,7 @@ class MistralBody(Body):
         self._mark = mark
 
     def feed(self, text: str) -> tuple[Reading, int]:
+        """As the reader of the form that was found."""
         if self._inner is None:
             begins = text.lstrip(WHITESPACE)
             if not begins:
@@ -41,4 +42,5 @@ class MistralBody(Body):
         return reading, used
 
     def close(self, text: str) -> bool:
+        """As the reader of the form that was found."""
         return self._inner is not None and self._inner.close(text)

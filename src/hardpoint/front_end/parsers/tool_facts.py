@@ -1,4 +1,4 @@
-"""What a request's tools say: names, parameters, and the JSON a call must be. Names are vLLM's where plugins use them."""
+"""What a request's tools say, and the JSON a call must be. Functions that plugins use have vLLM's names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """How each family of models writes tool calls, from its public description; the classes carry vLLM's names."""
 
+# ruff: noqa: RUF001, RUF002 - the bars of these models are wide
+
 from __future__ import annotations
 
 from hardpoint.front_end.parsers.calls import CallFormat
@@ -90,7 +92,7 @@ class Phi4MiniJsonToolParser(FormatToolParser):
     format = CallFormat(JsonCalls(), marks=("functools",))
 
 
-class xLAMToolParser(FormatToolParser):  # noqa: N801 - vLLM's name
+class xLAMToolParser(FormatToolParser):
     """xLAM: a list of objects, as the whole answer, in a Markdown fence, or in tags."""
 
     format = CallFormat(

@@ -144,7 +144,7 @@ class _TagBody(Body):
 
     @staticmethod
     def _one_of(text: str, *marks: str) -> tuple[int, str | None]:
-        """Which mark stands next, behind white space: its end and it; "" when it is not there yet, None for other text."""
+        """Which mark stands next, behind white space, and where it ends; "" = not there yet, None = other text."""
         begins = text.lstrip(WHITESPACE)
         at = len(text) - len(begins)
         for mark in marks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,7 +128,7 @@ def _streamed(reader: AnswerReader, answer: str, cuts: list[int]) -> tuple[str, 
     reasoning = content = ""
     calls: list[list[str]] = []
     edges = [0, *cuts, len(answer)]
-    pieces = [answer[begin:end] for begin, end in zip(edges, edges[1:], strict=False)]
+    pieces = [answer[begin:end] for begin, end in pairwise(edges)]
     for delta in (*(reader.feed(piece, [ord(char) for char in piece]) for piece in pieces), reader.finish()):
         if delta is None:
             continue

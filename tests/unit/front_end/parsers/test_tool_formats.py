@@ -1,5 +1,7 @@
 """What each family of models writes, and what it means: whole, and as streams cut at every place."""
 
+# ruff: noqa: RUF001, E501 - the bars of these models are wide, and so are their texts
+
 from __future__ import annotations
 
 import json
@@ -33,7 +35,7 @@ P = f'{{"name": "weather", "parameters": {A}}}'
 N = '{"name": "noop", "arguments": {}}'
 BOTH = [("weather", W), ("noop", {})]
 CITY = 'Os"lo }] 𝄞 ☃'
-XML = '<parameter=city>\n{}\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=where>\n{{"x": [1, {{"y": null}}]}}\n</parameter>'  # noqa: E501
+XML = '<parameter=city>\n{}\n</parameter>\n<parameter=days>\n3\n</parameter>\n<parameter=where>\n{{"x": [1, {{"y": null}}]}}\n</parameter>'
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 
 # parser, the model's text, the content, the calls (arguments as values; as a text where they are no JSON)
@@ -285,7 +287,7 @@ def test_parameters_get_the_type_of_their_schema(text, schema, guess, found):
     "text", ["f", "f(1)", "f(**a)", "f(a=b)", "f(a=1)(b=2)", "f(a={1: 2})", "import os", "f(a=b'x')", "\0"]
 )
 def test_python_that_is_no_call_is_refused(text):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_call(text)
 
 

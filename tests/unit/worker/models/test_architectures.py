@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
@@ -78,4 +79,61 @@ def tokens():
 def test_logits_equal_those_of_transformers(name, tmp_path, paged_model, tokens):
     reference = build(*VARIANTS[name])
     model = paged_model(save(reference, tmp_path))
+    torch.testing.assert_close(model.whole(tokens), logits_of(reference, tokens), atol=1e-4, rtol=1e-4)
+
+
+ONE_OF_EACH = (
+    "qwen2 with a window from a layer on", "qwen3", "mistral", "gemma", "gemma2", "gemma3 linear", "phi3", "mixtral",
+    "qwen3 with experts", "opt", "gpt2",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH)
+def test_pieces_and_shared_prefixes_change_nothing(name, tmp_path, paged_model, tokens):
+    model = paged_model(save(build(*VARIANTS[name]), tmp_path))
+    blocks = [9, 3, 4, 1, 7, 2, 8]
+    pieces = [(0, 37), (37, 38), (38, 39), (39, 100)]
+    found = [model.logits([(start, tokens[start:end], blocks)])[0] for start, end in pieces]
+    torch.testing.assert_close(torch.cat(found), model.whole(tokens), atol=2e-5, rtol=1e-4)
+    # Another sequence, which begins with the same two blocks: they were filled anew by the one computed last.
+    model.logits([(0, tokens, blocks)])
+    other = [*tokens[:32], *tokens[60:90]]
+    continued = model.logits([(32, other[32:], [9, 3, 20, 21])])[0]
+    torch.testing.assert_close(continued, model.whole(other)[32:], atol=2e-5, rtol=1e-4)
+
+
+def test_long_rope_goes_by_the_longest_context_that_is_served(tmp_path, paged_model, tokens):
+    rope = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 64,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+    }  # fmt: skip
+    settings = {**BASE, "original_max_position_embeddings": 64, "rope_parameters": rope}
+    reference = build("Phi3Config", settings)
+    folder = save(reference, tmp_path)
+    torch.testing.assert_close(paged_model(folder).whole(tokens), logits_of(reference, tokens), atol=1e-4, rtol=1e-4)
+    short = paged_model(folder, max_model_len=64).whole(tokens[:60])
+    torch.testing.assert_close(short, logits_of(build("Phi3Config", settings), tokens[:60]), atol=1e-4, rtol=1e-4)
+
+
+def test_dynamic_rope_is_that_of_the_longest_context(tmp_path, paged_model, tokens):
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    reference = build("Qwen2Config", {**BASE, "max_position_embeddings": 25, "rope_parameters": rope})
+    model = paged_model(save(reference, tmp_path))
+    assert model.config.model_config.max_model_len == len(tokens)
+    torch.testing.assert_close(model.whole(tokens), logits_of(reference, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_the_text_part_of_a_model_that_also_sees_is_served(tmp_path, paged_model, tokens):
+    from safetensors.torch import load_file, save_file
+
+    reference = build("Gemma3TextConfig", {**GEMMA, "sliding_window": 20})
+    folder = save(reference, tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": values}
+    (folder / "config.json").write_text(json.dumps({**whole, "tie_word_embeddings": True}))
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    tensors["vision_tower.patches.weight"] = torch.zeros(4)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    model = paged_model(folder)
     torch.testing.assert_close(model.whole(tokens), logits_of(reference, tokens), atol=1e-4, rtol=1e-4)

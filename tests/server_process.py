@@ -118,9 +118,9 @@ class ServerProcess:
         assert gone, [(process.pid, process.cmdline()) for process in self.processes()]
         assert os.listdir(self.sockets) == []
 
-    def stream(self, tokens: int = 900) -> Iterator[dict]:
+    def stream(self, tokens: int = 900, **more: object) -> Iterator[dict]:
         """A streamed completion: each event's JSON; an error event too."""
-        body = {"model": "m", "prompt": "The", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        body = {"model": "m", "prompt": "The", "max_tokens": tokens, "ignore_eos": True, "stream": True, **more}
         with self.http.stream("POST", "/v1/completions", json={**body, "temperature": 0}) as response:
             assert response.status_code == 200, response.read()
             for line in response.iter_lines():

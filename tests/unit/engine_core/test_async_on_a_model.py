@@ -140,7 +140,9 @@ def summary(wanted: Wanted, outputs: list) -> tuple:
     tokens = [token for output in outputs for token in output.new_token_ids]
     if wanted.aborted_after is not None:
         return (tokens[: wanted.aborted_after],)
-    parts = [lists for output in outputs for lists in (output.new_logprobs, output.new_prompt_logprobs_tensors) if lists]
+    parts = [
+        lists for output in outputs for lists in (output.new_logprobs, output.new_prompt_logprobs_tensors) if lists
+    ]
     numbers = [float(value) for lists in parts for row in lists.logprobs for value in row]
     return tokens, numbers, outputs[-1].finish_reason, outputs[-1].stop_reason
 

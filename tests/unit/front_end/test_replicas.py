@@ -102,7 +102,7 @@ def test_an_ended_request_makes_room(client):
     client._clients[0].tell(ended=["a", "c"])
     asyncio.run(client.get_output_async())
     add(client, "d", "e", "f")
-    assert added(client) == [["a", "c", "d", "e"], ["b", "f"]]
+    assert added(client) == [["a", "c", "d", "f"], ["b", "e"]]
 
 
 def test_requests_of_other_front_ends_count(client):

@@ -54,10 +54,12 @@ def test_get_waits_and_raises_what_was_put():
     asyncio.run(main())
 
 
-def test_an_error_is_not_overwritten_and_close_empties():
+def test_an_error_comes_after_what_was_made_before_it_and_close_empties():
     box = RequestOutputCollector(RequestOutputKind.DELTA, "r")
     box.put(output("a", [1]))
     box.put(EngineGenerateError("broken"))
+    box.put(output("too late", [1]))
+    assert box.get_nowait().outputs[0].text == "a"
     with pytest.raises(EngineGenerateError):
         box.get_nowait()
     box.put(output("a", [1]))

@@ -75,7 +75,7 @@ HP_API void hp_attention(const HpAttention* layer, const HpBatch* batch, const f
 // One operation of a program. Which fields it reads:
 //   EMBED      what: HpLinear of the embeddings; out. factor: multiplied with
 //   LINEAR     what: HpLinear; in, out, bias
-//   NORM       what: HpNorm; in, out; second: residual, or null
+//   NORM       what: HpNorm; in, out; second: residual, or null; number: heads that are normed by themselves
 //   LAYER_NORM what: HpNorm; in, out, bias
 //   ROTATE     what: HpRotary; in: queries, number heads; second: keys, size heads, or null
 //   ATTEND     what: HpAttention; in: queries; second, third: keys and values; number: whose batch; out

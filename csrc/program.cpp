@@ -62,6 +62,13 @@ void rotate(const HpRotary& rotary, const Part& part, int64_t t, int64_t q_heads
         floats().rotate(rotary, part.positions[t], part.op.second + t * part.op.second_stride, k_heads);
 }
 
+void norm(const HpOp& op, const float* in, float* residual, float* out) {
+    const auto& facts = *static_cast<const HpNorm*>(op.what);
+    floats().rms_norm(facts, in, residual, out);
+    for (int32_t head = 1; head < op.number; ++head)
+        floats().rms_norm(facts, in + head * facts.size, nullptr, out + head * facts.size);
+}
+
 // What an operation does with one token, its linear and attention parts aside.
 void one_token(const Part& part, int64_t t) {
     const HpOp& op = part.op;
@@ -70,7 +77,7 @@ void one_token(const Part& part, int64_t t) {
     float* second = op.second ? op.second + t * op.second_stride : nullptr;
     switch (op.kind) {
         case EMBED: return embed(part, t);
-        case NORM: return floats().rms_norm(*static_cast<const HpNorm*>(op.what), in, second, out);
+        case NORM: return norm(op, in, second, out);
         case LAYER_NORM: return floats().layer_norm(*static_cast<const HpNorm*>(op.what), op.bias, in, out);
         case ROTATE: return rotate(*static_cast<const HpRotary*>(op.what), part, t, op.number, op.size);
         case ACTIVATE: return floats().activate(op.number, in, op.size, out);
@@ -88,7 +95,7 @@ void one_token(const Part& part, int64_t t) {
 int64_t width(const HpOp& op) {
     switch (op.kind) {
         case EMBED: case LINEAR: return static_cast<const HpLinear*>(op.what)->columns;
-        case NORM: case LAYER_NORM: return static_cast<const HpNorm*>(op.what)->size;
+        case NORM: case LAYER_NORM: return static_cast<const HpNorm*>(op.what)->size * std::max(1, op.number);
         case ATTEND: {
             const auto& layer = *static_cast<const HpAttention*>(op.what);
             return static_cast<int64_t>(layer.heads) * layer.head_size;

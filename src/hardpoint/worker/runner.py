@@ -28,6 +28,7 @@ from hardpoint.types.schedule import (
 )
 from hardpoint.worker.batch import BlockTable, DenseRows, RequestState, RequestTable
 from hardpoint.worker.forward_context import set_forward_context
+from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.kv_memory import allocate_kv_cache
 from hardpoint.worker.loaders import building
 from hardpoint.worker.pipeline import run_stage
@@ -79,6 +80,7 @@ class ModelRunner:
         self.kv_caches: dict[str, Tensor] = {}
         self._rows = DenseRows()
         self._groups: list[tuple[AttentionMetadataBuilder[Any], list[str]]] = []
+        self._program: ProgramOfModel | None = None
         self._decodes_first_up_to: int | None = None
         self._open: _OpenStep | None = None
         self._metadata: tuple[int, list[RequestState], SamplingMetadata] | None = None
@@ -149,6 +151,8 @@ class ModelRunner:
         thresholds = [builder.reorder_batch_threshold for builder, _ in self._groups]
         self._decodes_first_up_to = min((t for t in thresholds if t is not None), default=None)
         self.requests.set_block_tables(tables)
+        group_of = {name: number for number, (_, names) in enumerate(self._groups) for name in names}
+        self._program = ProgramOfModel(self.get_model(), self.vllm_config, group_of)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -221,14 +225,16 @@ class ModelRunner:
     def _forward(self, inputs: StepInputs) -> Tensor | None:
         """The hidden states [tokens, hidden] of a step; None when the next pipeline stage goes on with them."""
         input_ids, positions = model_inputs(self.requests, inputs)
+        common = attention_inputs(self.requests, inputs, positions)
+        built = [builder.build(0, part) for (builder, _), part in zip(self._groups, common, strict=True)]
+        program = self._program.current() if self._program is not None else None
+        if program is not None:
+            return program.run(input_ids, positions, built)
         metadata: dict[str, Any] = {}
         slot_mapping: dict[str, Tensor] = {}
-        for (builder, names), common in zip(
-            self._groups, attention_inputs(self.requests, inputs, positions), strict=True
-        ):
-            built = builder.build(0, common)
-            metadata.update(dict.fromkeys(names, built))
-            slot_mapping.update(dict.fromkeys(names, common.slot_mapping))
+        for (_, names), part, whole in zip(self._groups, built, common, strict=True):
+            metadata.update(dict.fromkeys(names, part))
+            slot_mapping.update(dict.fromkeys(names, whole.slot_mapping))
         with set_forward_context(metadata, self.vllm_config, inputs.total_tokens, slot_mapping=slot_mapping):
             return run_stage(self.get_model(), input_ids=input_ids, positions=positions)
 

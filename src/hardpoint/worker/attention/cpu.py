@@ -271,9 +271,7 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         rows = query[piece.start : piece.end]
         count = rows.shape[0]
         # [kv_heads, keys, head_size] of the tokens the piece sees.
-        keys, values = (
-            part[:, piece.skip : piece.skip + piece.keys] for part in cache.read(piece.blocks, query.dtype)
-        )
+        keys, values = (part[:, piece.skip : piece.skip + piece.keys] for part in cache.read(piece.blocks, query.dtype))
         # Heads that share a key/value head become a dimension of their own: nothing is repeated.
         heads = rows.view(count, self.num_kv_heads, self.group, self.head_size)
         target = output[piece.start : piece.end].view(heads.shape)

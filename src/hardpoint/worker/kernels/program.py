@@ -1,0 +1,188 @@
+"""Runs a step of a model as one call of the kernels, where every layer of it is a built-in that nobody touched.
+
+A model is recorded (`recording`) once its cache is bound. Before each step it is made sure that the model is still
+what was recorded: no layer, parameter, hook or method was replaced. Where it is not, layers compute one by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import chain, repeat
+from operator import is_
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from hardpoint.log import init_logger
+from hardpoint.worker.attention.cpu import CPUAttentionImpl, CPUAttentionMetadata
+from hardpoint.worker.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_world_size
+from hardpoint.worker.kernels.floats import Batch, Op, Program, Step
+from hardpoint.worker.kernels.library import Library, kernels
+from hardpoint.worker.kernels.packed import PackedLinear
+from hardpoint.worker.kernels.recording import CannotRecord, Recorder, Value, noting
+from hardpoint.worker.quantization.gguf import PackedEmbeddingMethod, PackedLinearMethod
+
+logger = init_logger(__name__)
+
+# Tokens that go through all layers together. Later ones of a long prompt find the earlier ones in the cache.
+PANEL = 256
+
+# What layers compute with that is no module.
+_HELPERS = (CPUAttentionImpl, PackedLinear, PackedLinearMethod, PackedEmbeddingMethod)
+
+
+class StepProgram:
+    """A recorded model. `group_of` names the KV cache group of each attention layer."""
+
+    def __init__(self, model: nn.Module, library: Library, max_position: int, group_of: Mapping[str, int]) -> None:
+        modules = list(model.modules())
+        _refuse_touched(modules)
+        recorder = Recorder(PANEL, max_position)
+        with noting(recorder, modules):
+            try:
+                out = model(input_ids=recorder.ids, positions=recorder.positions)
+            except CannotRecord:
+                raise
+            except Exception as error:
+                raise CannotRecord(f"the model wants to see numbers: {type(error).__name__}: {error}") from error
+        if not isinstance(out, Value) or out.heads or not recorder.ops or recorder.ops[-1].out != out.place:
+            raise CannotRecord("the model's last operation is not its result")
+        self.width = out.width
+        # The last operation writes into the step's own tensor.
+        recorder.ops[-1].out = None
+        for number, layer in recorder.attention:
+            recorder.ops[number].number = group_of[layer.layer_name]
+        self._groups = max(group_of.values(), default=0) + 1
+        self._run = library.run
+        self._kept = recorder.kept
+        self._ops = (Op * len(recorder.ops))(*recorder.ops)
+        self._program = Program(ctypes.addressof(self._ops), len(recorder.ops), PANEL)
+        self._place = ctypes.addressof(self._program)
+        self._unchanged = _Unchanged(modules)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the model still is what was recorded."""
+        return self._unchanged.holds()
+
+    def run(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, metadata: Sequence[CPUAttentionMetadata]
+    ) -> torch.Tensor:
+        """[tokens] int32 ids, [tokens] int64 positions, a step per KV cache group -> [tokens, hidden].
+
+        Raises IndexError for an id that is not a token.
+        """
+        tokens = len(input_ids)
+        out = torch.empty((tokens, self.width), dtype=torch.float32)
+        if len(metadata) == 1:
+            batches = ctypes.addressof(metadata[0].batch)
+        else:
+            array = (Batch * len(metadata))(*(part.batch for part in metadata))
+            batches = ctypes.addressof(array)
+        step = Step(tokens, input_ids.data_ptr(), positions.data_ptr(), batches, out.data_ptr(), self.width)
+        if self._run(self._place, ctypes.addressof(step)):
+            raise IndexError("a token id is out of range")
+        return out
+
+
+class _Unchanged:
+    """Remembers what a model is made of."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._dicts = [vars(module) for module in modules]
+        self._hooks = [hooks for part in self._dicts for hooks in (part["_forward_hooks"], part["_forward_pre_hooks"])]
+        self._global_hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
+        self._parts = [part[name] for part in self._dicts for name in ("_modules", "_parameters")]
+        self._values = list(chain.from_iterable(map(dict.values, self._parts)))
+        self._methods = [(cls, name, vars(cls)[name]) for cls in _classes(modules) for name in _methods(cls)]
+
+    def holds(self) -> bool:
+        """Whether all of it is still the same."""
+        return (
+            not any(self._hooks)
+            and not any(self._global_hooks)
+            and not any(map(dict.__contains__, self._dicts, repeat("forward")))
+            and all(map(is_, chain.from_iterable(map(dict.values, self._parts)), self._values))
+            and all(vars(cls).get(name) is method for cls, name, method in self._methods)
+        )
+
+
+def _is_ours(cls: type) -> bool:
+    return cls.__module__.startswith("hardpoint.worker.")
+
+
+def _classes(modules: Sequence[nn.Module]) -> set[type]:
+    """Our classes that the modules are made of."""
+    return {base for module in modules for base in type(module).__mro__ if _is_ours(base)} | set(_HELPERS)
+
+
+def _methods(cls: type) -> list[str]:
+    """Methods a layer may compute with."""
+    return [
+        name
+        for name, value in vars(cls).items()
+        if (name == "__call__" or not name.startswith("__"))
+        and callable(getattr(value, "__func__", value))
+        and not isinstance(value, type)
+    ]
+
+
+def _refuse_touched(modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        cls = type(module)
+        if not _is_ours(cls) and not cls.__module__.startswith("torch.nn.modules."):
+            raise CannotRecord(f"{cls.__module__}.{cls.__qualname__} is not a built-in layer")
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise CannotRecord(f"a {cls.__qualname__} has a hook")
+        if "forward" in vars(module):
+            raise CannotRecord(f"a {cls.__qualname__} has a forward of its own")
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise CannotRecord("there is a hook on all modules")
+    for cls in _classes(modules):
+        file = sys.modules[cls.__module__].__file__
+        for name in _methods(cls):
+            code = getattr(getattr(vars(cls)[name], "__func__", vars(cls)[name]), "__code__", None)
+            if code is None or code.co_filename != file:
+                raise CannotRecord(f"{cls.__qualname__}.{name} was replaced")
+
+
+class ProgramOfModel:
+    """A runner's program: made when it can be, and made anew or given up when the model changes."""
+
+    def __init__(self, model: nn.Module, vllm_config: Any, group_of: Mapping[str, int]) -> None:
+        self._model, self._config, self._group_of = model, vllm_config, group_of
+        self._program = self._record()
+
+    def current(self) -> StepProgram | None:
+        """The program to run the next step with; None: compute layer by layer."""
+        program = self._program
+        if program is not None and not program.is_valid:
+            self._program = program = self._record()
+        return program
+
+    def _record(self) -> StepProgram | None:
+        library = kernels()
+        if library is None:
+            return None
+        try:
+            if reason := _reason_against(self._config):
+                raise CannotRecord(reason)
+            longest = self._config.model_config.max_model_len or 1
+            program = StepProgram(self._model, library, longest, self._group_of)
+        except CannotRecord as reason:
+            logger.info_once("the model computes layer by layer: %s", reason)
+            return None
+        logger.info_once("a step of the model is one call of the CPU kernels")
+        return program
+
+
+def _reason_against(config: Any) -> str:
+    if get_tensor_model_parallel_world_size() > 1 or not (get_pp_group().is_first_rank and get_pp_group().is_last_rank):
+        return "it is split over ranks"
+    if config.compilation_config.mode:
+        return "it is compiled"
+    return ""

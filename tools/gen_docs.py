@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 import contract_docs
+import model_docs
 
 from hardpoint.compat.table import MODULES, Entry
 from hardpoint.config.flags import FRONT_END, Flag, reason
@@ -223,6 +224,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/reference/flags.md": {"supported flags": supported_flags, "refused flags": refused_flags},
     "docs/reference/environment.md": {"environment": environment},
+    "docs/models.md": {"models": partial(model_docs.supported, table)},
     "docs/compatibility.md": {"alias modules": alias_modules, "alias gaps": alias_gaps},
 }
 PAGES |= {

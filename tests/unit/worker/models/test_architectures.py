@@ -9,6 +9,9 @@ import pytest
 import torch
 from tiny_checkpoints import BASE, SMALL_GPT2, SMALL_OPT, build, logits_of, save
 
+from hardpoint.config.fallback import FALLBACK
+from hardpoint.types.model_info import BUILT_IN_MODEL_INFO
+
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -18,6 +21,7 @@ GEMMA = {**BASE, "head_dim": 16, "query_pre_attn_scalar": 24}
 WINDOWED = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 EXPERTS = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 VARIANTS = {
+    "llama": ("LlamaConfig", BASE),
     "qwen2": ("Qwen2Config", BASE),
     "qwen2 tied, yarn": ("Qwen2Config", {**BASE, "tie_word_embeddings": True, "rope_parameters": YARN}),
     "qwen2 with a window from a layer on": ("Qwen2Config", {**BASE, **WINDOWED}),
@@ -80,6 +84,15 @@ def test_logits_equal_those_of_transformers(name, tmp_path, paged_model, tokens)
     reference = build(*VARIANTS[name])
     model = paged_model(save(reference, tmp_path))
     torch.testing.assert_close(model.whole(tokens), logits_of(reference, tokens), atol=1e-4, rtol=1e-4)
+
+
+def test_every_model_that_is_built_in_is_held_against_transformers():
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    kinds = {getattr(transformers, config).model_type for config, _ in VARIANTS.values()}
+    held = {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] for kind in kinds}
+    assert held == set(BUILT_IN_MODEL_INFO) - {FALLBACK}
 
 
 ONE_OF_EACH = (

@@ -20,6 +20,7 @@ GEMMA = {**BASE, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 
 EXPERTS = {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 NARROW = {"word_embed_proj_dim": 32, "do_layer_norm_before": False}
 MODELS = {
+    "llama": ("LlamaConfig", BASE),
     "qwen2": ("Qwen2Config", {**BASE, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {**BASE, "head_dim": 32, "num_key_value_heads": 1}),
     "mistral": ("MistralConfig", {**BASE, "sliding_window": 20, "head_dim": 16}),

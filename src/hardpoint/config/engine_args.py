@@ -183,8 +183,12 @@ class EngineArgs(_Arguments):
             if given is None:
                 parts[name] = kind(**fields)
                 continue
+            if isinstance(given, dict):
+                given = parts[name] = kind(**given)
             for field, value in fields.items():
-                setattr(given, field, value)
+                # A flag that was not given says nothing against the section.
+                if value != kind.__dataclass_fields__[field].default:
+                    setattr(given, field, value)
             given.check()
         parts["plugins_config"] = self._plugins()
         parts["model_config"].model = self.model

@@ -116,6 +116,9 @@ class StructuredOutputBackend(ABC):
         """Why this backend cannot keep a constraint, told without importing its library; None when it may."""
         return None
 
+    def prepare(self) -> None:  # noqa: B027 - optional
+        """Import the library and build what all constraints share; its time counts against none of them."""
+
     @abstractmethod
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None

@@ -132,6 +132,8 @@ class Request:
         self.stop_reason: int | str | None = None
         # Why it ended with FINISHED_ERROR, for the client.
         self.error: str | None = None
+        # The parameter that is to blame for it, when the client is.
+        self.refused_parameter: str | None = None
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.num_in_flight_tokens = 0

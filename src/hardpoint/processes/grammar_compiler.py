@@ -57,7 +57,7 @@ def _serve(link: ParentLink, backends: Backends) -> None:
                 answer(GrammarVerdict(FAILED, f"the plugins cannot be loaded: {error}"))
                 continue
             booted = True
-        loaded = load_backend(backends, job.backend)
+        loaded = load_backend(backends, job)
         answer(loaded)
         if loaded.stage == READY:
             answer(try_job(backends, job))

@@ -75,6 +75,7 @@ class StepOutputs:
             prefill_stats=request.take_prefill_stats(),
             num_nans_in_logits=request.num_nans_in_logits,
             error=request.error,
+            refused_parameter=request.refused_parameter,
         )
         self._by_client.setdefault(request.client_index, []).append(output)
 

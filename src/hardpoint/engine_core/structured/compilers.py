@@ -56,7 +56,7 @@ class CompilerProcess:
             child.channel.send(self._encoder.encode(job))
             ready = self._verdicts.decode(child.channel.receive(_LOAD_S))
             if ready.stage != READY:
-                raise CompilerFault(ready.reason)
+                return _settled(ready)
             return self._await(child, limit_s, limit_mib)
         except (ChannelClosed, TimeoutError) as problem:
             self.end()
@@ -80,14 +80,7 @@ class CompilerProcess:
             except ChannelClosed:
                 self.end()
                 raise GrammarError("compiling it ended the compiler") from None
-            if verdict.stage == MALFORMED:
-                raise MalformedConstraint(verdict.reason)
-            if verdict.stage == REFUSED:
-                raise GrammarError(verdict.reason)
-            if verdict.stage == FAILED:
-                raise CompilerFault(verdict.reason)
-            assert verdict.stage == DONE, verdict.stage
-            return verdict.dump
+            return _settled(verdict)
 
     def _running(self) -> Child:
         if self._child is not None and self._child.alive():
@@ -138,6 +131,18 @@ class CompilerPool:
         """End all processes."""
         for compiler in self._all:
             compiler.end()
+
+
+def _settled(verdict: GrammarVerdict) -> bytes | None:
+    """The dump of a job that is done, or its error."""
+    if verdict.stage == MALFORMED:
+        raise MalformedConstraint(verdict.reason)
+    if verdict.stage == REFUSED:
+        raise GrammarError(verdict.reason)
+    if verdict.stage == FAILED:
+        raise CompilerFault(verdict.reason)
+    assert verdict.stage == DONE, verdict.stage
+    return verdict.dump
 
 
 def _resident_bytes(pid: int) -> int:

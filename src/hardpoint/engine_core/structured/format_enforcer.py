@@ -88,6 +88,10 @@ class FormatEnforcerBackend(StructuredOutputBackend):
             self.vocab_size,
         )
 
+    def prepare(self) -> None:
+        """Import the library and build its tree of tokens."""
+        _ = self._tree
+
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
     ) -> StructuredOutputGrammar:

@@ -51,6 +51,10 @@ class GuidanceBackend(StructuredOutputBackend):
         wrapper = load_ref("llguidance:TokenizerWrapper")(_Vocabulary(self.tokenizer, self.vocab_size))
         return load_ref("llguidance:LLTokenizer")(wrapper, n_vocab=self.vocab_size)
 
+    def prepare(self) -> None:
+        """Import the library and give it the vocabulary."""
+        _ = self._library, self._tokens
+
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
     ) -> StructuredOutputGrammar:

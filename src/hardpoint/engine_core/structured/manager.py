@@ -132,7 +132,7 @@ class StructuredOutputManager:
                 made = self._fill(request, drafts.get(request.request_id, []))
             except Exception as error:
                 # It ends in this step's result; its token must not matter.
-                request.structured_output_request.fault = f"the grammar failed: {error}"
+                request.structured_output_request.note_fault(error)
                 logger.warning("the grammar of request %s failed: %s", request.request_id, error)
                 continue
             ids.append(request.request_id)
@@ -177,9 +177,10 @@ class StructuredOutputManager:
             if state.fault is None and not state.grammar.accept_tokens(request.request_id, [token_id]):
                 state.fault = f"the constraint does not allow the token {token_id}"
         except Exception as error:
-            state.fault = f"the grammar failed: {error}"
+            state.note_fault(error)
         if state.fault is not None:
             request.status, request.error = RequestStatus.FINISHED_ERROR, state.fault
+            request.refused_parameter = "structured_outputs" if state.is_clients_fault else None
             return True
         if state.grammar.is_terminated() or self._may_only_stop(request):
             request.status = RequestStatus.FINISHED_STOPPED

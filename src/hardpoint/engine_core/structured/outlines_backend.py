@@ -70,6 +70,10 @@ class OutlinesBackend(StructuredOutputBackend):
         end = self.tokenizer.eos_token_id
         return end if end is not None and end < self.vocab_size else self.vocab_size - 1
 
+    def prepare(self) -> None:
+        """Import the library and give it the vocabulary."""
+        _ = self._vocabulary
+
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
     ) -> StructuredOutputGrammar:

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from hardpoint.contracts.structured_output import StructuredOutputGrammar
+from hardpoint.contracts.structured_output import GrammarError, StructuredOutputGrammar
 from hardpoint.engine_core.structured.compiler import Compiled
 from hardpoint.engine_core.structured.constraint import Constraint
 
@@ -17,6 +17,7 @@ class StructuredOutputRequest:
 
     reasoning_ended  None: not looked at yet; without a reasoning parser the constraint begins at once
     fault            why the grammar cannot go on
+    is_clients_fault  whether it is the constraint's doing, such as one that became too complex
     """
 
     constraint: Constraint
@@ -26,6 +27,12 @@ class StructuredOutputRequest:
     reasoning_parser_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoner: Any = None
     fault: str | None = None
+    is_clients_fault: bool = False
+
+    def note_fault(self, error: Exception) -> None:
+        """Note that the grammar failed."""
+        self.is_clients_fault = isinstance(error, GrammarError)
+        self.fault = f"the grammar failed: {' '.join(str(error).split())}"
 
     @property
     def grammar(self) -> StructuredOutputGrammar:

@@ -14,7 +14,7 @@ from hardpoint.contracts.structured_output import (
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
-from hardpoint.engine_core.structured.backends import Backends
+from hardpoint.engine_core.structured.backends import Backends, backend_class
 from hardpoint.types.messages import GrammarJob, GrammarVerdict
 
 READY, DONE, REFUSED, MALFORMED, FAILED = "ready", "done", "refused", "malformed", "failed"
@@ -72,10 +72,13 @@ def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
         return GrammarVerdict(REFUSED, text if isinstance(error, GrammarError) else f"{type(error).__name__}: {text}")
 
 
-def load_backend(backends: Backends, name: str) -> GrammarVerdict:
-    """Make a backend, before the time of a constraint begins to count."""
+def load_backend(backends: Backends, job: GrammarJob) -> GrammarVerdict:
+    """Make a job's backend, before the time of the constraint begins to count; not for one that is refused anyway."""
     try:
-        backends.get(name)
+        reason = backend_class(job.backend).why_unsupported(StructuredOutputOptions[job.kind], job.spec)
+        if reason is not None:
+            return GrammarVerdict(REFUSED, _tidy(reason))
+        backends.get(job.backend).prepare()
     except Exception as error:
-        return GrammarVerdict(FAILED, f"the backend {name!r} cannot be used: {error}")
+        return GrammarVerdict(FAILED, f"the backend {job.backend!r} cannot be used: {error}")
     return GrammarVerdict(READY)

@@ -71,6 +71,10 @@ class XgrammarBackend(StructuredOutputBackend):
     def _compiler(self) -> Any:
         return load_ref("xgrammar:GrammarCompiler")(self._tokens, max_threads=1, cache_enabled=False)
 
+    def prepare(self) -> None:
+        """Import the library, with torch, and give it the vocabulary."""
+        _ = self._compiler, self._texts
+
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
     ) -> StructuredOutputGrammar:

@@ -16,6 +16,9 @@ from hardpoint.links.children import remaining_s
 from hardpoint.links.workers import WorkerProcess, start_workers
 from hardpoint.types.messages import WorkerStart
 
+# For workers to end by themselves once another one has died.
+_BEREFT_S = 0.5
+
 
 class MultiprocExecutor(RemoteExecutor):
     """Starts `world_size` worker processes and ends with them."""
@@ -70,7 +73,11 @@ class MultiprocExecutor(RemoteExecutor):
         self._meeting_point.release()
         for worker in self._workers:
             worker.link.close()
-        deadline = time.monotonic() + envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
+        # Where one has died the others may wait for it for ever.
+        grace_s = envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS if self._lost is None else _BEREFT_S
+        deadline = time.monotonic() + grace_s
         for worker in self._workers:
             worker.child.wait(remaining_s(deadline))
+            if self._lost is not None:
+                worker.child.kill()
             worker.stop(0)

@@ -20,7 +20,7 @@ enum Type : int32_t {
 template <int Bits, int Run, int Zero, bool Minima, bool K>
 struct Format {
     static constexpr int bits = Bits, run = Run, zero = Zero, runs = BLOCK / Run;
-    static constexpr bool minima = Minima, is_k = K;
+    static constexpr bool minima = Minima, is_k = K, is_panel = false;
     static constexpr int code_bytes = 64 * Bits;
     static constexpr int scale_bytes = K ? runs * GROUP : 2 * GROUP;
     static constexpr int block_bytes = code_bytes + scale_bytes * (Minima ? 2 : 1);
@@ -48,6 +48,20 @@ using Q4_KFormat = Format<4, 32, 0, true, true>;
 using Q5_KFormat = Format<5, 32, 0, true, true>;
 using Q6_KFormat = Format<6, 16, 32, false, true>;
 
+// A group unpacked for many tokens: a byte for each code, in quads as in hardpoint.h, then for each run 16 float32
+// scales and 16 minima.
+template <int Run, int Zero, bool Minima>
+struct Expanded {
+    static constexpr int bits = 8, run = Run, zero = Zero, runs = BLOCK / Run;
+    static constexpr bool minima = Minima, is_k = false, is_panel = true;
+    static constexpr int code_bytes = 2 * GROUP * GROUP, scale_bytes = 4 * GROUP * runs;
+    static constexpr int block_bytes = code_bytes + scale_bytes * (Minima ? 2 : 1);
+    static constexpr int64_t block_at(int64_t b) { return b * block_bytes; }
+};
+
+// Bytes that are enough for any panel.
+constexpr int64_t panel_bytes(int64_t blocks) { return blocks * Expanded<16, 0, true>::block_bytes; }
+
 // Call `visit(Format{})` with the format of a quantised type; false for other types.
 template <class Visit>
 bool with_format(int32_t type, Visit visit) {
@@ -69,22 +83,19 @@ bool with_format(int32_t type, Visit visit) {
 // Bytes of a number of a type that is not quantised; 0 for one that is.
 inline int float_bytes(int32_t type) { return type == F32 ? 4 : type == F16 || type == BF16 ? 2 : 0; }
 
-// Thirty-two activations of one token, as scale * (256 * code + fine code). The second cache line is read only
-// where the token is refined in this block; else fine codes are 0.
-struct Activations {
-    int8_t codes[BLOCK];
+// Thirty-two activations of one token, rounded to 16 bits: scale * code each. How the codes are stored is the
+// instruction set's own affair. What a zero point is multiplied by stands there negated.
+struct Rounded {
+    uint8_t codes[2 * BLOCK];
     float scale;
-    int32_t half_sums[2];  // of the codes of each run of 16
-    int32_t sum;
-    float half_totals[2];  // of the activations themselves, as rounded
-    float total;
-    int32_t refined;
-    int8_t fine[BLOCK];
-    int32_t fine_half_sums[2];
-    int32_t fine_sum;
-    int32_t unused[5];
+    int32_t minus_sum, minus_half_sums[2];
+    float total, half_totals[2];  // of the activations as rounded
+    int32_t unused;
 };
-static_assert(sizeof(Activations) == 128);
+static_assert(sizeof(Rounded) == 96);
+
+// The largest code: a block's largest number has it. As 256 * coarse + fine, both parts are bytes.
+constexpr int32_t LARGEST_CODE = 127 * 256;
 
 // Where results of one group for some tokens go: token t's `rows` numbers (at most 16) at to + t * stride. They
 // are added to what stands there with `add`, and `bias`, if there is one, is added to them.
@@ -100,10 +111,10 @@ struct Output {
 struct Kernels {
     const char* name;
     // Round one token's columns.
-    void (*quantize)(const float* x, int64_t blocks, Activations* out);
-    // One group for `tokens` tokens.
-    void (*quantized)(int32_t type, const uint8_t* group, int64_t blocks, const Activations* x, int64_t tokens,
-                      const Output& out);
+    void (*quantize)(const float* x, int64_t blocks, Rounded* out);
+    // One group for `tokens` tokens. `panel` has room for panel_bytes(blocks), aligned to 64.
+    void (*quantized)(int32_t type, const uint8_t* group, int64_t blocks, const Rounded* x, int64_t tokens,
+                      void* panel, const Output& out);
     void (*floating)(int32_t type, const uint8_t* group, int64_t columns, const float* x, int64_t x_stride,
                      int64_t tokens, const Output& out);
 };

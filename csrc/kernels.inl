@@ -39,71 +39,54 @@ HP_INLINE void unrolled(Body body, std::integer_sequence<int, I...>) {
     (body(std::integral_constant<int, I>{}), ...);
 }
 
-// Scales and, where there are any, minima of one run of a block. K-quants' minima are to be taken off.
+// Scales and, where there are any, minima of one run of a block.
 template <class F, int R>
 HP_INLINE void scales_of(const uint8_t* group, const uint8_t* block, int64_t b, Floats& scale, Floats& minimum) {
     const uint8_t* scales = block + F::code_bytes;
-    if constexpr (F::is_k) {
+    if constexpr (F::is_panel) {
+        scale = load_floats(reinterpret_cast<const float*>(scales) + GROUP * R);
+        if constexpr (F::minima) minimum = load_floats(reinterpret_cast<const float*>(scales + F::scale_bytes) + GROUP * R);
+    } else if constexpr (F::is_k) {
         const uint8_t* header = group + F::header_at(b);
         scale = times(load_halves(header), load_small(scales + GROUP * R));
+        // K-quants' minima are to be taken off.
         if constexpr (F::minima)
-            minimum = times(load_halves(header + 2 * GROUP), load_small(scales + F::scale_bytes + GROUP * R));
+            minimum = minus_product(zero_floats(), load_halves(header + 2 * GROUP),
+                                    load_small(scales + F::scale_bytes + GROUP * R));
     } else {
         scale = load_halves(scales);
         if constexpr (F::minima) minimum = load_halves(scales + F::scale_bytes);
     }
 }
 
-// Sums of codes that the zero point is taken off by; not needed where it is 0.
-template <class F, int R>
-HP_INLINE int32_t sum_of(const int32_t* half_sums, int32_t sum) {
-    return F::zero == 0 ? 0 : F::runs == 1 ? sum : half_sums[R];
-}
-
-// One run of a block for T tokens. Fine codes of a token that is not refined add exactly nothing, so a token's
-// result does not depend on who shares its tile.
-template <class F, int T, int R, bool Fine>
-HP_INLINE void add_run(const uint8_t* group, const uint8_t* block, int64_t b, const Activations* x, int64_t x_stride,
+// One run of a block for T tokens.
+template <class F, int T, int R>
+HP_INLINE void add_run(const uint8_t* group, const uint8_t* block, int64_t b, const Rounded* (&x)[T],
                        Floats (&sums)[T]) {
     constexpr int quads = F::run / 4;
-    Dots<F> coarse[T], fine[T];
-    for (int t = 0; t < T; ++t) {
-        const Activations& of = x[t * x_stride];
-        coarse[t].start(sum_of<F, R>(of.half_sums, of.sum));
-        if constexpr (Fine) fine[t].start(sum_of<F, R>(of.fine_half_sums, of.fine_sum));
-    }
+    Dots<F> dots[T];
+    for (int t = 0; t < T; ++t) dots[t].start(F::runs == 1 ? &x[t]->minus_sum : &x[t]->minus_half_sums[R]);
     unrolled([&](auto q) {
         constexpr int quad = R * quads + decltype(q)::value;
         const Bytes codes = quad_of<F, quad>(block);
-        for (int t = 0; t < T; ++t) {
-            coarse[t].template add<decltype(q)::value>(codes, x[t * x_stride].codes + 4 * quad);
-            if constexpr (Fine) fine[t].template add<decltype(q)::value>(codes, x[t * x_stride].fine + 4 * quad);
-        }
+        for (int t = 0; t < T; ++t) dots[t].template add<quad>(codes, x[t]->codes);
     }, std::make_integer_sequence<int, quads>{});
     Floats scale, minimum;
     scales_of<F, R>(group, block, b, scale, minimum);
     for (int t = 0; t < T; ++t) {
-        const Activations& of = x[t * x_stride];
-        coarse[t].times_256();
-        if constexpr (Fine) coarse[t].join(fine[t]);
-        sums[t] = plus_product(sums[t], times(coarse[t].floats(), scale), broadcast(of.scale));
-        if constexpr (F::minima) {
-            const Floats total = broadcast(F::runs == 1 ? of.total : of.half_totals[R]);
-            sums[t] = F::is_k ? minus_product(sums[t], minimum, total) : plus_product(sums[t], minimum, total);
-        }
+        sums[t] = plus_product(sums[t], dots[t].floats(), times(scale, broadcast(x[t]->scale)));
+        if constexpr (F::minima)
+            sums[t] = plus_product(sums[t], minimum, broadcast(F::runs == 1 ? x[t]->total : x[t]->half_totals[R]));
     }
 }
 
-template <class F, int T, bool Fine>
-HP_INLINE void add_block(const uint8_t* group, int64_t b, const Activations* x, int64_t x_stride, Floats (&sums)[T]) {
-    const uint8_t* block = group + F::block_at(b);
-    unrolled([&](auto r) { add_run<F, T, decltype(r)::value, Fine>(group, block, b, x, x_stride, sums); },
-             std::make_integer_sequence<int, F::runs>{});
-}
-
-HP_INLINE void put(const Output& out, int64_t token, const Floats& sum) {
+HP_INLINE void put(const Output& out, int64_t token, Floats sum) {
     float* to = out.to + token * out.stride;
-    if (!out.bias && !out.add) return store(to, sum, out.rows);
+    if (out.rows == GROUP) {
+        if (out.bias) sum = plus(sum, load_floats(out.bias));
+        if (out.add) sum = plus(load_floats(to), sum);
+        return store(to, sum, GROUP);
+    }
     float all[GROUP];
     store(all, sum, GROUP);
     for (int i = 0; i < out.rows; ++i) {
@@ -112,32 +95,74 @@ HP_INLINE void put(const Output& out, int64_t token, const Floats& sum) {
     }
 }
 
+// T tokens from `token` on. Each sum is over the blocks in order: it does not depend on the other tokens.
 template <class F, int T>
-void quantized_tile(const uint8_t* group, int64_t blocks, const Activations* x, int64_t token, const Output& out) {
+void quantized_tile(const uint8_t* group, int64_t blocks, const Rounded* x, int64_t token, const Output& out) {
+    const Rounded* at[T];
     Floats sums[T];
-    for (int t = 0; t < T; ++t) sums[t] = zero_floats();
+    for (int t = 0; t < T; ++t) {
+        at[t] = x + (token + t) * blocks;
+        sums[t] = zero_floats();
+    }
     for (int64_t b = 0; b < blocks; ++b) {
-        int32_t refined = 0;
-        for (int t = 0; t < T; ++t) refined |= x[t * blocks + b].refined;
-        if (refined) add_block<F, T, true>(group, b, x + b, blocks, sums);
-        else add_block<F, T, false>(group, b, x + b, blocks, sums);
+        const uint8_t* block = group + F::block_at(b);
+        unrolled([&](auto r) { add_run<F, T, decltype(r)::value>(group, block, b, at, sums); },
+                 std::make_integer_sequence<int, F::runs>{});
+        for (int t = 0; t < T; ++t) ++at[t];
     }
     for (int t = 0; t < T; ++t) put(out, token + t, sums[t]);
 }
 
-// Whole tiles of tokens, then smaller and smaller ones.
-template <int T, class Tile>
-void in_tiles(int64_t tokens, int64_t from, Tile tile) {
-    for (; from + T <= tokens; from += T) tile(std::integral_constant<int, T>{}, from);
-    if constexpr (T > 1) in_tiles<T / 2>(tokens, from, tile);
+// Call `body` with the number of tokens as a constant; it is 1 to T.
+template <int T, class Body>
+HP_INLINE void with_tokens(int64_t tokens, Body body) {
+    if constexpr (T > 1) {
+        if (tokens < T) return with_tokens<T - 1>(tokens, body);
+    }
+    body(std::integral_constant<int, T>{});
 }
 
-void quantized(int32_t type, const uint8_t* group, int64_t blocks, const Activations* x, int64_t tokens,
+// Tiles of at most TOKEN_TILE tokens, as even as can be.
+template <class Body>
+HP_INLINE void in_tiles(int64_t tokens, Body body) {
+    const int64_t tiles = (tokens + TOKEN_TILE - 1) / TOKEN_TILE;
+    for (int64_t i = 0, token = 0; i < tiles; ++i) {
+        const int64_t count = tokens / tiles + (i < tokens % tiles);
+        with_tokens<TOKEN_TILE>(count, [&](auto tile) { body(tile, token); });
+        token += count;
+    }
+}
+
+template <class F, class P>
+void unpack(const uint8_t* group, int64_t blocks, uint8_t* panel) {
+    for (int64_t b = 0; b < blocks; ++b) {
+        const uint8_t* block = group + F::block_at(b);
+        uint8_t* to = panel + P::block_at(b);
+        unrolled([&](auto q) { store_bytes(to + 64 * decltype(q)::value, quad_of<F, decltype(q)::value>(block)); },
+                 std::make_integer_sequence<int, BLOCK / 4>{});
+        unrolled([&](auto r) {
+            constexpr int run = decltype(r)::value;
+            Floats scale, minimum;
+            scales_of<F, run>(group, block, b, scale, minimum);
+            float* scales = reinterpret_cast<float*>(to + P::code_bytes) + GROUP * run;
+            store(scales, scale, GROUP);
+            if constexpr (F::minima) store(scales + P::scale_bytes / 4, minimum, GROUP);
+        }, std::make_integer_sequence<int, F::runs>{});
+    }
+}
+
+void quantized(int32_t type, const uint8_t* group, int64_t blocks, const Rounded* x, int64_t tokens, void* panel,
                const Output& out) {
     with_format(type, [&](auto format) {
-        in_tiles<TOKEN_TILE>(tokens, 0, [&](auto tile, int64_t t) {
-            quantized_tile<decltype(format), decltype(tile)::value>(group, blocks, x + t * blocks, t, out);
-        });
+        using F = decltype(format);
+        using P = Expanded<F::run, F::zero, F::minima>;
+        if (tokens < PANEL_FROM) {
+            in_tiles(tokens, [&](auto tile, int64_t t) { quantized_tile<F, decltype(tile)::value>(group, blocks, x, t, out); });
+            return;
+        }
+        auto* unpacked = static_cast<uint8_t*>(panel);
+        unpack<F, P>(group, blocks, unpacked);
+        in_tiles(tokens, [&](auto tile, int64_t t) { quantized_tile<P, decltype(tile)::value>(unpacked, blocks, x, t, out); });
     });
 }
 
@@ -163,7 +188,7 @@ void floating_tile(const uint8_t* group, int64_t columns, const float* x, int64_
 
 void floating(int32_t type, const uint8_t* group, int64_t columns, const float* x, int64_t x_stride, int64_t tokens,
               const Output& out) {
-    in_tiles<TOKEN_TILE>(tokens, 0, [&](auto tile, int64_t t) {
+    in_tiles(tokens, [&](auto tile, int64_t t) {
         const auto run = [&](auto kind) {
             floating_tile<decltype(kind)::value, decltype(tile)::value>(group, columns, x + t * x_stride,
                                                                                      x_stride, t, out);
@@ -179,10 +204,6 @@ constexpr float ROUNDER = 12582912.0f;
 constexpr int32_t ROUNDER_BITS = 0x4B400000;
 constexpr uint32_t INFINITE = 0x7f800000;
 constexpr float SMALLEST_SCALE = 0x1p-118f;
-
-// Blocks whose largest number is more than this many times the token's root mean square are refined: eight bits
-// lose too much of the others there.
-constexpr float REFINE_FROM = 1.5f;
 
 HP_INLINE int32_t rounded(float x) {
     const float moved = x + ROUNDER;
@@ -204,54 +225,37 @@ HP_INLINE uint32_t largest(const float* x) {
     return most;
 }
 
-// A block with the same scale for all its numbers. `refine`: keep what rounding takes off as fine codes.
-void quantize_block(const float* x, float scale, bool refine, Activations& out) {
+// A block with the same scale for all its numbers.
+HP_INLINE void quantize_block(const float* x, float scale, Rounded& out) {
     const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    int32_t coarse[2] = {0, 0}, fine[2] = {0, 0};
+    int16_t codes[BLOCK];
+    int32_t halves[2] = {0, 0};
     for (int half = 0; half < 2; ++half) {
         for (int i = 16 * half; i < 16 * half + 16; ++i) {
             const float steps = inverse == 0.0f ? 0.0f : x[i] * inverse;
             const int32_t code = rounded(steps);
-            int32_t rest = refine ? rounded((steps - static_cast<float>(code)) * 256.0f) : 0;
-            rest = rest > 127 ? 127 : rest < -127 ? -127 : rest;
-            out.codes[i] = static_cast<int8_t>(code);
-            out.fine[i] = static_cast<int8_t>(rest);
-            coarse[half] += code;
-            fine[half] += rest;
+            codes[i] = static_cast<int16_t>(code);
+            halves[half] += code;
         }
     }
-    out.scale = scale / 256.0f;
-    out.refined = refine;
-    out.sum = coarse[0] + coarse[1];
-    out.fine_sum = fine[0] + fine[1];
+    store_codes(codes, out.codes);
+    out.scale = scale;
+    out.minus_sum = -(halves[0] + halves[1]);
+    out.total = scale * static_cast<float>(halves[0] + halves[1]);
     for (int half = 0; half < 2; ++half) {
-        out.half_sums[half] = coarse[half];
-        out.fine_half_sums[half] = fine[half];
-        out.half_totals[half] = out.scale * static_cast<float>(256 * coarse[half] + fine[half]);
+        out.minus_half_sums[half] = -halves[half];
+        out.half_totals[half] = scale * static_cast<float>(halves[half]);
     }
-    out.total = out.scale * static_cast<float>(256 * out.sum + out.fine_sum);
 }
 
-// Mean square of a token's numbers.
-float mean_square(const float* x, int64_t columns) {
-    float lanes[16] = {};
-    for (int64_t i = 0; i < columns; i += 16)
-        for (int lane = 0; lane < 16; ++lane) lanes[lane] += x[i + lane] * x[i + lane];
-    float sum = 0.0f;
-    for (const float lane : lanes) sum += lane;
-    return sum / static_cast<float>(columns);
-}
-
-void quantize(const float* x, int64_t blocks, Activations* out) {
-    const float limit = REFINE_FROM * REFINE_FROM * mean_square(x, blocks * BLOCK);
+void quantize(const float* x, int64_t blocks, Rounded* out) {
     for (int64_t b = 0; b < blocks; ++b) {
         const uint32_t most = largest(x + b * BLOCK);
-        const float magnitude = float_of_bits(most);
-        float scale = magnitude / 127.0f;
+        float scale = float_of_bits(most) / LARGEST_CODE;
         // What is not finite makes the token's results NaN; what has no normal number as its scale is zero.
         if (most >= INFINITE) scale = float_of_bits(0x7fc00000);
         else if (scale < SMALLEST_SCALE) scale = 0.0f;
-        quantize_block(x + b * BLOCK, scale, magnitude * magnitude > limit, out[b]);
+        quantize_block(x + b * BLOCK, scale, out[b]);
     }
 }
 

@@ -37,12 +37,14 @@ Cut cut_of(const LinearJob& job, const HpMatrix& matrix) {
     return cut(ceil_div(matrix.rows, GROUP), job.layer->columns, job.tokens, Pool::get().threads());
 }
 
-void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_t piece, int64_t first_row) {
+void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_t piece, int64_t first_row,
+             Lane& lane) {
     const int64_t columns = job.layer->columns, blocks = columns / BLOCK;
     const int64_t token = piece / by.runs * PANEL_TOKENS, count = std::min(PANEL_TOKENS, job.tokens - token);
     const int64_t groups = ceil_div(matrix.rows, GROUP), first = piece % by.runs * by.groups_each;
     const int64_t size = packed_group_bytes(matrix.type, columns);
-    const auto* rounded = reinterpret_cast<const Activations*>(job.rounded) + token * blocks;
+    const auto* rounded = reinterpret_cast<const Rounded*>(job.rounded) + token * blocks;
+    void* panel = lane.scratch(panel_bytes(blocks));
     for (int64_t g = first; g < std::min(groups, first + by.groups_each); ++g) {
         const int rows = static_cast<int>(std::min<int64_t>(GROUP, matrix.rows - g * GROUP));
         const int64_t row = first_row + g * GROUP;
@@ -52,17 +54,17 @@ void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_
         if (float_bytes(matrix.type))
             kernels().floating(matrix.type, group, columns, job.x + token * job.x_stride, job.x_stride, count, out);
         else
-            kernels().quantized(matrix.type, group, blocks, rounded, count, out);
+            kernels().quantized(matrix.type, group, blocks, rounded, count, panel, out);
     }
 }
 
-void run_piece(const void* context, int64_t piece, Lane&) {
+void run_piece(const void* context, int64_t piece, Lane& lane) {
     const LinearJob& job = *static_cast<const LinearJob*>(context);
     int64_t row = 0;
     for (int64_t i = 0; i < job.layer->count; ++i) {
         const HpMatrix& matrix = job.layer->matrices[i];
         const Cut by = cut_of(job, matrix);
-        if (piece < by.pieces()) return compute(job, matrix, by, piece, row);
+        if (piece < by.pieces()) return compute(job, matrix, by, piece, row, lane);
         piece -= by.pieces();
         row += matrix.rows;
     }
@@ -76,12 +78,12 @@ bool linear_rounds(const HpLinear& layer) {
 }
 
 int64_t rounded_bytes(int64_t columns, int64_t tokens) {
-    return columns / BLOCK * tokens * static_cast<int64_t>(sizeof(Activations));
+    return columns / BLOCK * tokens * static_cast<int64_t>(sizeof(Rounded));
 }
 
 void round_tokens(const float* x, int64_t x_stride, int64_t columns, int64_t first, int64_t count, uint8_t* rounded) {
     const int64_t blocks = columns / BLOCK;
-    auto* out = reinterpret_cast<Activations*>(rounded) + first * blocks;
+    auto* out = reinterpret_cast<Rounded*>(rounded) + first * blocks;
     for (int64_t t = 0; t < count; ++t) kernels().quantize(x + t * x_stride, blocks, out + t * blocks);
 }
 

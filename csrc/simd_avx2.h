@@ -2,9 +2,13 @@
 
 #include <immintrin.h>
 
+#include <bit>
+
 namespace {
 
+// Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 4;
+constexpr int PANEL_FROM = 9;
 
 struct Bytes { __m256i low, high; };
 struct Floats { __m256 low, high; };
@@ -12,6 +16,11 @@ struct Floats { __m256 low, high; };
 inline Bytes load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)),
             _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32))};
+}
+
+inline void store_bytes(uint8_t* p, const Bytes& v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v.low);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + 32), v.high);
 }
 
 // Each byte's bits from `Shift` on, cut to `Mask`; a negative shift goes up. What the wider shift brings in
@@ -45,6 +54,9 @@ inline Floats load_small(const uint8_t* p) {
 inline Floats times(const Floats& a, const Floats& b) {
     return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
 }
+inline Floats plus(const Floats& a, const Floats& b) {
+    return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
 inline Floats plus_product(const Floats& sum, const Floats& a, const Floats& b) {
     return {_mm256_fmadd_ps(a.low, b.low, sum.low), _mm256_fmadd_ps(a.high, b.high, sum.high)};
 }
@@ -63,48 +75,42 @@ inline void store(float* out, const Floats& v, int lanes) {
     for (int i = 0; i < lanes; ++i) out[i] = all[i];
 }
 
-// Sums of products of codes and activations. Pairs are summed in 16 bits, as often as they fit.
+// Of each quad first the even, then the odd two.
+inline void store_codes(const int16_t* codes, uint8_t* to) {
+    const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15,
+                                           0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15);
+    for (int i = 0; i < 2; ++i) {
+        const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 16 * i));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + 32 * i), _mm256_shuffle_epi8(half, order));
+    }
+}
+
+// Sums of products of codes and activations: of each quad's bytes the even ones, then the odd ones, as 16 bits.
 template <class F>
 struct Dots {
-    static constexpr bool is_signed = F::bits == 8;
-    static constexpr int quads_that_fit = is_signed ? 1 : 32767 / (2 * 127 * ((1 << F::bits) - 1));
-    __m256i low, high, low_pairs, high_pairs;
+    __m256i low, high;
 
-    inline void start(int32_t activations) {
-        // Eight-bit codes are made signed instead, since unsigned ones would not fit.
-        low = high = _mm256_set1_epi32(is_signed ? 0 : -F::zero * activations);
+    // Start with the zero point's share, given the activations' sum negated.
+    inline void start(const int32_t* minus_sum) {
+        if constexpr (F::zero == 0) low = _mm256_setzero_si256();
+        else low = _mm256_slli_epi32(_mm256_set1_epi32(*minus_sum), std::countr_zero(unsigned{F::zero}));
+        high = low;
     }
-    static inline __m256i pairs(__m256i codes, __m256i x) {
-        if constexpr (is_signed) {
-            const __m256i weights = _mm256_xor_si256(codes, _mm256_set1_epi8(static_cast<char>(0x80)));
-            return _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
-        } else {
-            return _mm256_maddubs_epi16(codes, x);
-        }
-    }
-    // Quad `Q` of a run.
-    template <int Q>
-    inline void add(const Bytes& codes, const int8_t* four) {
+    static inline __m256i two(const uint8_t* p) {
         int32_t together;
-        std::memcpy(&together, four, 4);
-        const __m256i x = _mm256_set1_epi32(together);
-        const __m256i low_new = pairs(codes.low, x), high_new = pairs(codes.high, x);
-        constexpr bool is_first = Q % quads_that_fit == 0, is_last = (Q + 1) % quads_that_fit == 0 || Q + 1 == F::run / 4;
-        low_pairs = is_first ? low_new : _mm256_add_epi16(low_pairs, low_new);
-        high_pairs = is_first ? high_new : _mm256_add_epi16(high_pairs, high_new);
-        if constexpr (is_last) {
-            const __m256i ones = _mm256_set1_epi16(1);
-            low = _mm256_add_epi32(low, _mm256_madd_epi16(low_pairs, ones));
-            high = _mm256_add_epi32(high, _mm256_madd_epi16(high_pairs, ones));
-        }
+        std::memcpy(&together, p, 4);
+        return _mm256_set1_epi32(together);
     }
-    inline void times_256() {
-        low = _mm256_slli_epi32(low, 8);
-        high = _mm256_slli_epi32(high, 8);
+    static inline __m256i sum(__m256i before, __m256i codes, __m256i even, __m256i odd) {
+        const __m256i first = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), even);
+        const __m256i second = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), odd);
+        return _mm256_add_epi32(_mm256_add_epi32(before, first), second);
     }
-    inline void join(const Dots& other) {
-        low = _mm256_add_epi32(low, other.low);
-        high = _mm256_add_epi32(high, other.high);
+    template <int Quad>
+    inline void add(const Bytes& codes, const uint8_t* x) {
+        const __m256i even = two(x + 8 * Quad), odd = two(x + 8 * Quad + 4);
+        low = sum(low, codes.low, even, odd);
+        high = sum(high, codes.high, even, odd);
     }
     inline Floats floats() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 };

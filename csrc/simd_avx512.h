@@ -2,14 +2,20 @@
 
 #include <immintrin.h>
 
+#include <bit>
+
 namespace {
 
+// Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 8;
+constexpr int PANEL_FROM = 9;
 
 struct Bytes { __m512i all; };
 struct Floats { __m512 all; };
 
 inline Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
+
+inline void store_bytes(uint8_t* p, const Bytes& v) { _mm512_storeu_si512(p, v.all); }
 
 // Each byte's bits from `Shift` on, cut to `Mask`; a negative shift goes up. What the wider shift brings in
 // from the neighbour is outside of the mask.
@@ -33,6 +39,7 @@ inline Floats load_small(const uint8_t* p) {
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
 inline Floats times(const Floats& a, const Floats& b) { return {_mm512_mul_ps(a.all, b.all)}; }
+inline Floats plus(const Floats& a, const Floats& b) { return {_mm512_add_ps(a.all, b.all)}; }
 inline Floats plus_product(const Floats& sum, const Floats& a, const Floats& b) {
     return {_mm512_fmadd_ps(a.all, b.all, sum.all)};
 }
@@ -43,22 +50,39 @@ inline void store(float* out, const Floats& v, int lanes) {
     _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1u << lanes) - 1), v.all);
 }
 
+// Each quad's four coarse bytes, then its four fine ones.
+inline void store_codes(const int16_t* codes, uint8_t* to) {
+    const __m512i all = _mm512_loadu_si512(codes);
+    const __m512i coarse = _mm512_srai_epi16(_mm512_add_epi16(all, _mm512_set1_epi16(128)), 8);
+    const __m512i fine = _mm512_sub_epi16(all, _mm512_slli_epi16(coarse, 8));
+    const __m256i high = _mm512_cvtepi16_epi8(coarse), low = _mm512_cvtepi16_epi8(fine);
+    _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu32_epi64(high),
+                                            _mm512_slli_epi64(_mm512_cvtepu32_epi64(low), 32)));
+}
+
 // Sums of products of codes and activations.
 template <class F>
 struct Dots {
-    __m512i sum;
-    // The zero point's share is taken off at the start.
-    inline void start(int32_t activations) { sum = _mm512_set1_epi32(-F::zero * activations); }
-    // Quad `Q` of a run.
-    template <int Q>
-    inline void add(const Bytes& codes, const int8_t* four) {
-        int32_t together;
-        std::memcpy(&together, four, 4);
-        sum = _mm512_dpbusd_epi32(sum, codes.all, _mm512_set1_epi32(together));
+    __m512i coarse, fine;
+    // Start with the zero point's share, given the activations' sum negated.
+    inline void start(const int32_t* minus_sum) {
+        coarse = _mm512_setzero_si512();
+        if constexpr (F::zero == 0) fine = coarse;
+        else fine = _mm512_slli_epi32(_mm512_set1_epi32(*minus_sum), std::countr_zero(unsigned{F::zero}));
     }
-    inline void times_256() { sum = _mm512_slli_epi32(sum, 8); }
-    inline void join(const Dots& other) { sum = _mm512_add_epi32(sum, other.sum); }
-    inline Floats floats() const { return {_mm512_cvtepi32_ps(sum)}; }
+    static inline __m512i four(const uint8_t* p) {
+        int32_t together;
+        std::memcpy(&together, p, 4);
+        return _mm512_set1_epi32(together);
+    }
+    template <int Quad>
+    inline void add(const Bytes& codes, const uint8_t* x) {
+        coarse = _mm512_dpbusd_epi32(coarse, codes.all, four(x + 8 * Quad));
+        fine = _mm512_dpbusd_epi32(fine, codes.all, four(x + 8 * Quad + 4));
+    }
+    inline Floats floats() const {
+        return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(coarse, 8), fine))};
+    }
 };
 
 }  // namespace

@@ -4,13 +4,17 @@
 
 namespace {
 
-constexpr int TOKEN_TILE = 4;
+// Tokens computed with at once, and from how many on a group is unpacked for them.
+constexpr int TOKEN_TILE = 1;
+constexpr int PANEL_FROM = 3;
 
 struct Bytes { uint8_t at[64]; };
 struct Ints { int32_t at[16]; };
 struct Floats { float at[16]; };
 
 inline Bytes load_bytes(const uint8_t* p) { Bytes v; std::memcpy(v.at, p, 64); return v; }
+
+inline void store_bytes(uint8_t* p, const Bytes& v) { std::memcpy(p, v.at, 64); }
 
 // Each byte's bits from `Shift` on, cut to `Mask`; a negative shift goes up.
 template <int Shift, int Mask>
@@ -51,6 +55,11 @@ inline Floats times(const Floats& a, const Floats& b) {
     for (int i = 0; i < 16; ++i) v.at[i] = a.at[i] * b.at[i];
     return v;
 }
+inline Floats plus(const Floats& a, const Floats& b) {
+    Floats v;
+    for (int i = 0; i < 16; ++i) v.at[i] = a.at[i] + b.at[i];
+    return v;
+}
 inline Floats plus_product(const Floats& sum, const Floats& a, const Floats& b) {
     Floats v;
     for (int i = 0; i < 16; ++i) v.at[i] = sum.at[i] + a.at[i] * b.at[i];
@@ -63,20 +72,21 @@ inline Floats minus_product(const Floats& sum, const Floats& a, const Floats& b)
 }
 inline void store(float* out, const Floats& v, int lanes) { std::memcpy(out, v.at, sizeof(float) * lanes); }
 
+inline void store_codes(const int16_t* codes, uint8_t* to) { std::memcpy(to, codes, 64); }
+
 // Sums of products of codes and activations.
 template <class F>
 struct Dots {
     Ints sum;
-    // The zero point's share is taken off at the start.
-    inline void start(int32_t activations) { for (int32_t& lane : sum.at) lane = -F::zero * activations; }
-    // Quad `Q` of a run.
-    template <int Q>
-    inline void add(const Bytes& codes, const int8_t* four) {
+    // Start with the zero point's share, given the activations' sum negated.
+    inline void start(const int32_t* minus_sum) { for (int32_t& lane : sum.at) lane = F::zero * *minus_sum; }
+    template <int Quad>
+    inline void add(const Bytes& codes, const uint8_t* x) {
+        int16_t four[4];
+        std::memcpy(four, x + 8 * Quad, 8);
         for (int i = 0; i < 16; ++i)
             for (int c = 0; c < 4; ++c) sum.at[i] += codes.at[4 * i + c] * four[c];
     }
-    inline void times_256() { for (int32_t& lane : sum.at) lane *= 256; }
-    inline void join(const Dots& other) { for (int i = 0; i < 16; ++i) sum.at[i] += other.sum.at[i]; }
     inline Floats floats() const {
         Floats v;
         for (int i = 0; i < 16; ++i) v.at[i] = static_cast<float>(sum.at[i]);

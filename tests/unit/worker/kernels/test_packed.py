@@ -51,10 +51,8 @@ def bound(x: torch.Tensor, weights: torch.Tensor, kind: GGMLType) -> torch.Tenso
     if kind in FLOATS:
         return sums
     blocks = x.double().view(len(x), -1, 32)
-    largest = blocks.abs().amax(-1, keepdim=True)
-    limit = 1.5 * x.double().square().mean(-1).sqrt().view(-1, 1, 1)
-    # Refined blocks have 256 times finer steps, the outermost of them one twice as wide.
-    step = torch.where(largest > limit * 1.001, largest / 127 / 128, largest / 127)
+    # Sixteen bits: the block's largest number is 127 * 256 steps.
+    step = blocks.abs().amax(-1, keepdim=True) / (127 * 256)
     halves = (step / 2).expand_as(blocks).reshape(len(x), -1)
     # Minima and zero points multiply the sum of a block: codes reach further than the numbers.
     return halves @ magnitude.T * 1.01 + 4 * sums

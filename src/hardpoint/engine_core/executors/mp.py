@@ -80,4 +80,5 @@ class MultiprocExecutor(RemoteExecutor):
             worker.child.wait(remaining_s(deadline))
             if self._lost is not None:
                 worker.child.kill()
+                worker.child.wait(_BEREFT_S)
             worker.stop(0)

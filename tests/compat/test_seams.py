@@ -87,6 +87,8 @@ def reached(plugins, tiny_llama, tmp_path_factory):
     with ServerProcess(tiny_llama, "--distributed-executor-backend", "mp", env=variables) as server:
         server.wait_ready()
         assert server.complete(max_tokens=4).status_code == 200
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        assert server.http.post("/v1/chat/completions", json=chat).status_code == 200
         events = server.stream()
         next(events)
         events.close()

@@ -13,6 +13,7 @@ from hardpoint.config.sections import DEFAULT_MODEL, CompilationConfig, LoggingC
 from hardpoint.config.wire import from_wire, to_wire
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.boot import has_booted
+from hardpoint.extensions.registry import isolated, registry
 
 
 @pytest.fixture
@@ -49,6 +50,24 @@ def test_they_are_a_dataclass_that_can_be_copied_and_extended():
 def test_making_them_loads_the_general_plugins():
     EngineArgs()
     assert has_booted()
+
+
+def test_parsers_of_files_are_there_for_scripts_too(llama_folder, tmp_path, monkeypatch):
+    (tmp_path / "toy.py").write_text(
+        "from vllm.reasoning import ReasoningParserManager\nfrom vllm.tool_parsers import ToolParserManager\n"
+        "from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser\n"
+        "from vllm.reasoning.qwen3_reasoning_parser import Qwen3ReasoningParser\n"
+        "ToolParserManager.register_module('toy', module=Hermes2ProToolParser)\n"
+        "ReasoningParserManager.register_module('toy', module=Qwen3ReasoningParser)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    model = str(llama_folder())
+    with isolated():
+        EngineArgs(model=model, tool_parser_plugin="toy.py", reasoning_parser="toy").create_engine_config()
+        assert "toy" in registry("tool_parsers")
+        given = {"reasoning_parser": "nobodys", "reasoning_parser_plugin": "./toy.py"}
+        with pytest.raises(ConfigError, match=r"'nobodys' is not registered.*registered toy"):
+            EngineArgs(model=model, **given).create_engine_config()
 
 
 def test_the_model_config_alone_is_settled(llama_folder):

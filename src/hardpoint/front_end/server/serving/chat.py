@@ -8,8 +8,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from hardpoint.front_end.parsers.answers import Answer, AnswerReader, merged
+from hardpoint.front_end.parsers.answers import Answer, merged
 from hardpoint.front_end.prompts import TokenPrompt
+from hardpoint.front_end.server.hooks import Reader
 from hardpoint.front_end.server.logprobs import ChatLogprobs, prompt_logprobs_body
 from hardpoint.front_end.server.protocol.chat import (
     ChatCompletionLogProbs,
@@ -107,7 +108,7 @@ class ChatService:
         scores, choices = self._scores(request), []
         for one in sorted(result.outputs, key=lambda one: one.index):
             usage.saw_tokens(one.index, len(one.token_ids))
-            reader = _reader_of(job)
+            reader = job.reader(one.index)
             choices.append(self._choice(request, one, scores, reader))
             usage.saw_reasoning(one.index, reader.reasoning_tokens() if reader is not None else None)
             self._context.request_log.answered(job.request_id, one.text, one.token_ids, one.finish_reason)
@@ -131,7 +132,7 @@ class ChatService:
         request: ChatCompletionRequest,
         output: CompletionOutput,
         scores: ChatLogprobs | None,
-        reader: AnswerReader | None,
+        reader: Reader | None,
     ) -> ChatCompletionResponseChoice:
         answer = Answer(output.text) if reader is None else reader.whole(output.text, output.token_ids)
         reason = output.finish_reason or "stop"
@@ -158,7 +159,7 @@ class ChatService:
         context = self._context
         include_usage, continuous = stream_usage(request, context.settings)
         usage, scores = UsageCount(context.settings), self._scores(request)
-        readers = [_reader_of(job) for _ in range(job.params[0].n)]
+        readers = [job.reader(choice) for choice in range(job.params[0].n)]
         waiting = [_Delta() for _ in readers]
         last: RequestOutput | None = None
         outputs = job.run(context)
@@ -232,15 +233,11 @@ class ChatService:
         return chunk
 
 
-def _reader_of(job: Job) -> AnswerReader | None:
-    """A reader for one answer; None where its text is its content."""
-    return None if job.plan is None or job.plan.reads_nothing else job.plan.reader()
-
-
 @dataclass
 class _Delta:
     """What is to be sent next of one choice; kept while its text is held back."""
 
+    text: str = ""
     message: DeltaMessage | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: dict[str, Any] | None = None
@@ -249,13 +246,13 @@ class _Delta:
 
     @property
     def worth_sending(self) -> bool:
-        return self.message is not None or self.finish_reason is not None
+        return bool(self.text) or self.message is not None or self.finish_reason is not None
 
-    def add(self, output: CompletionOutput, scores: ChatLogprobs | None, reader: AnswerReader | None) -> None:
+    def add(self, output: CompletionOutput, scores: ChatLogprobs | None, reader: Reader | None) -> None:
         self.token_ids += output.token_ids
         self.finish_reason = output.finish_reason
         if reader is None:
-            self.message = merged(self.message, DeltaMessage(content=output.text) if output.text else None)
+            self.text += output.text
         else:
             self._read(output, reader)
         if scores is None or output.logprobs is None or not output.token_ids:
@@ -263,7 +260,7 @@ class _Delta:
         content = scores.build(output.token_ids, output.logprobs)["content"]
         self.logprobs = {"content": [*(self.logprobs or {"content": []})["content"], *content]}
 
-    def _read(self, output: CompletionOutput, reader: AnswerReader) -> None:
+    def _read(self, output: CompletionOutput, reader: Reader) -> None:
         self.message = merged(self.message, reader.feed(output.text, output.token_ids))
         if output.finish_reason is None:
             return
@@ -273,7 +270,8 @@ class _Delta:
 
     def choices(self, output: CompletionOutput, request: ChatCompletionRequest) -> list[dict[str, Any]]:
         """One choice, or several where a call begins and goes on at once."""
-        fragments = _fragments(self.message)
+        said = {"content": self.text} if self.text else {}
+        fragments = [said] if self.message is None else _fragments(self.message)
         choices: list[dict[str, Any]] = [
             {"index": output.index, "delta": fragment, "logprobs": None, "finish_reason": None}
             for fragment in fragments
@@ -289,10 +287,8 @@ class _Delta:
         return choices
 
 
-def _fragments(message: DeltaMessage | None) -> list[dict[str, Any]]:
+def _fragments(message: DeltaMessage) -> list[dict[str, Any]]:
     """A message as deltas of a stream; in each, a call has one fragment."""
-    if message is None:
-        return [{}]
     said = message.model_dump(exclude_none=True, exclude={"tool_calls"})
     fragments: list[dict[str, Any]] = [said]
     for call in message.tool_calls:

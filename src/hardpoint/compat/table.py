@@ -83,7 +83,7 @@ _LOADING = f"{_WORKER}.models.loading"
 LORA = "LoRA adapters"
 POOLING = "embeddings and pooling"
 MULTIMODAL = "image input"
-MOE = "mixture-of-experts models"
+MOE = "exchangeable expert kernels"
 MAMBA = "state-space models"
 MODELS = "more model architectures"
 CONNECTORS = "KV and encoder-cache connectors"
@@ -354,7 +354,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.layers.attention_layer_base": Entry(
         names=_from(f"{_CONTRACTS}.attention_backend", "AttentionLayerBase")
     ),
-    "vllm.model_executor.layers.fused_moe": Entry(f"{_LAYERS}.fused_moe"),
+    "vllm.model_executor.layers.fused_moe": Entry(
+        f"{_LAYERS}.fused_moe", waits=dict.fromkeys("FusedMoEConfig MoERunner RoutedExperts SharedExperts".split(), MOE)
+    ),
     "vllm.model_executor.layers.fused_moe.layer": Entry(f"{_LAYERS}.fused_moe.layer {_LAYERS}.fused_moe.method"),
     "vllm.model_executor.layers.fused_moe.fused_moe_method_base": Entry(f"{_LAYERS}.fused_moe.method"),
     "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method": Entry(f"{_LAYERS}.fused_moe.method"),

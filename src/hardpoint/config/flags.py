@@ -41,7 +41,8 @@ NO_RANKS = "this way to use several ranks is not supported yet"
 ONE_FRONT = "the replicas of a model are all this server's own"
 ONE_NODE = "the mp executor runs on one machine; use --distributed-executor-backend ray for several"
 NO_MAMBA = "state-space models are not supported yet"
-NO_MOE = "models with experts are not supported yet"
+NO_MOE = "each rank holds a part of every expert, and there is one way to compute them"
+NO_EXPERT_IDS = "which experts computed a token is not told"
 NO_OFFLOAD = "offloading weights is not supported yet"
 NO_TRANSFER = "moving the KV cache between engines is not supported yet"
 NO_GRAPHS = "device graphs are not supported yet"
@@ -111,7 +112,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--quantization-config",        JSON,  None,   "model_config.quantization_config", "quantise while loading", LATER),
         F("--allow-deprecated-quantization", BOOL, False, "model_config.allow_deprecated_quantization", "allow deprecated methods", "no deprecated method exists here"),
         F("--enforce-eager",              BOOL,  False,  "model_config.enforce_eager", "compile nothing (on a CPU nothing is compiled anyway)"),
-        F("--enable-return-routed-experts", BOOL, False, "", "expert ids in outputs", NO_MOE),
+        F("--enable-return-routed-experts", BOOL, False, "", "expert ids in outputs", NO_EXPERT_IDS),
         F("--return-sampling-mask",       BOOL,  False,  "model_config.return_sampling_mask", "kept token support in outputs", LATER),
         F("--max-logprobs",               INT,   20,     "model_config.max_logprobs", "most log-probabilities a request may ask for; -1 = the vocabulary"),
         F("--logprobs-mode",              literal_values(LogprobsMode), "raw_logprobs", "model_config.logprobs_mode", "what is returned as log-probability"),
@@ -376,7 +377,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--cudagraph-capture-sizes",    WORDS, None,   "compilation_config.cudagraph_capture_sizes", "graph sizes", NO_GRAPHS),
         F("--max-cudagraph-capture-size", INT,   None,   "compilation_config.max_cudagraph_capture_size", "largest graph", NO_GRAPHS),
         F("--additional-config",          JSON,  {},     "additional_config", "JSON for plugins, in every process"),
-        F("--aux-output-config",          JSON,  None,   "aux_output_config", "expert ids", NO_MOE),
+        F("--aux-output-config",          JSON,  None,   "aux_output_config", "expert ids", NO_EXPERT_IDS),
         F("--watermark-config",           JSON,  None,   "watermark_config", "watermark", LATER),
         F("--diffusion-config -dc",       JSON,  None,   "diffusion_config", "diffusion models", LATER),
         F("--shutdown-timeout",           INT,   0,      "shutdown_timeout", "seconds that running requests get at the end; 0 ends them at once"),

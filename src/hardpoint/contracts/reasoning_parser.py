@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hardpoint.contracts.parser_vocabulary import vocabulary_of
+
 if TYPE_CHECKING:
     from hardpoint.types.answers import DeltaMessage
 
@@ -32,7 +34,7 @@ class ReasoningParser:
     @cached_property
     def vocab(self) -> dict[str, int]:
         """Token -> id."""
-        return self.model_tokenizer.get_vocab()
+        return vocabulary_of(self.model_tokenizer)
 
     @property
     def reasoning_start_str(self) -> str | None:

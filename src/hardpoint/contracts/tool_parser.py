@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from hardpoint.contracts.parser_vocabulary import vocabulary_of
 from hardpoint.extensions.refs import load_ref
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class ToolParser:
     @cached_property
     def vocab(self) -> dict[str, int]:
         """Token -> id."""
-        return self.model_tokenizer.get_vocab()
+        return vocabulary_of(self.model_tokenizer)
 
     def adjust_request(self, request: Any) -> Any:
         """Change the request before it runs; the default constrains required and named choices to JSON."""

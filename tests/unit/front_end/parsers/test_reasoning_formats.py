@@ -173,3 +173,20 @@ def test_harmony_by_ids():
     assert not parser.is_reasoning_end([*ids, *tokenizer.encode("<|start|>user<|message|>hi<|start|>assistant")])
     assert tokenizer.decode(parser.extract_content_ids(ids)) == ANSWER
     assert (parser.reasoning_start_str or "").startswith("<|channel|>analysis")
+
+
+def test_the_vocabulary_is_asked_for_once_however_many_answers_are_read():
+    asked = []
+
+    class Counting:
+        all_special_ids = ()
+
+        def get_vocab(self):
+            asked.append(1)
+            return {"<think>": 1, "</think>": 2}
+
+    tokenizer = Counting()
+    for _ in range(3):
+        parser = registry("reasoning_parsers").load("qwen3")(tokenizer)
+        assert parser.is_reasoning_end([1, 2])
+    assert len(asked) == 1

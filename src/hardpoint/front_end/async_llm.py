@@ -69,12 +69,6 @@ class AsyncLLM(EngineCalls):
     ) -> None:
         if client_addresses is not None:
             raise NotImplementedError("several API servers for one engine are started by serve --api-server-count")
-        if vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
-            raise ConfigError(
-                "the external_launcher executor runs the ranks of a script that uses LLM, and no server",
-                code="external-launcher",
-                fix="use mp, or ray for several machines",
-            )
         if profiler is not None:
             raise NotImplementedError("profiling the front end is not supported by this version")
         self.vllm_config = vllm_config
@@ -85,6 +79,7 @@ class AsyncLLM(EngineCalls):
         self.log_stats = log_stats or bool(factories)
         process = engine_process or _own_engine(vllm_config)
         try:
+            _refuse_launched_ranks(vllm_config)
             process.begin(vllm_config, executor_class, self.log_stats)
             self._prepare()  # While the model loads.
             self._ready = process.wait_ready()
@@ -465,6 +460,15 @@ class AsyncLLM(EngineCalls):
         """
         if self._finalizer.detach():
             _end(self.engine_core, self.logger_manager, timeout)
+
+
+def _refuse_launched_ranks(vllm_config: VllmConfig) -> None:
+    if vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
+        raise ConfigError(
+            "the external_launcher executor runs the ranks of a script that uses LLM, and no server",
+            code="external-launcher",
+            fix="use mp, or ray for several machines",
+        )
 
 
 def _own_engine(vllm_config: VllmConfig) -> EngineHandle:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.env import envs
 from hardpoint.errors import AdmissionError, ConfigError, HardpointError
-from hardpoint.extensions.boot import boot, report_unused_settings
+from hardpoint.extensions.boot import boot, load_request_hooks, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.engine_handle import EngineHandle
@@ -68,11 +68,13 @@ def serve(args: Namespace) -> int:
 
 def _serve(args: Namespace, signals: StopSignals) -> int:
     check_early(args)
-    count = _api_servers(args)
+    count = api_servers(args)
     with contextlib.closing(listen(args)) as listener:
         mark_run()
         boot(Role.FRONT_END)
         _check_middleware(args)
+        # One that cannot be loaded is found before the model is.
+        load_request_hooks()
         load_ref(_CHECK_PARSERS)(args)
         if count > 1:
             return load_ref(_LAUNCH)(args, listener, signals, count)
@@ -83,7 +85,7 @@ def _serve(args: Namespace, signals: StopSignals) -> int:
             engine.shutdown()
 
 
-def _api_servers(args: Namespace) -> int:
+def api_servers(args: Namespace) -> int:
     """How many API servers the flags ask for. Raises ConfigError for a number that cannot be."""
     count = getattr(args, "api_server_count", None)
     if count is None or count == 1:

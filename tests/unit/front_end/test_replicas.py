@@ -6,9 +6,12 @@ import asyncio
 
 import pytest
 
-from hardpoint.errors import EngineDeadError
+from hardpoint.config.engine_args import EngineArgs
+from hardpoint.errors import ConfigError, EngineDeadError
 from hardpoint.front_end import replicas
+from hardpoint.front_end.async_llm import AsyncLLM
 from hardpoint.front_end.engine_handle import EngineHandle
+from hardpoint.front_end.llm_engine import LLMEngine
 from hardpoint.front_end.replicas import EngineReplicas, ReplicaClient, connect, merged
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, Ready
@@ -185,3 +188,22 @@ def test_one_engine_core_needs_no_balancing(monkeypatch):
     monkeypatch.setattr(replicas, "AsyncEngineCoreClient", lambda process, index: (process, index))
     handle = Handle(0)
     assert connect(handle, 3) == (handle, 3)
+
+
+def test_who_has_one_engine_core_refuses_replicas(make_tiny_llama):
+    config = EngineArgs(model=str(make_tiny_llama()), data_parallel_size=2).create_engine_config()
+    assert (config.parallel_config.data_parallel_size_local, config.parallel_config.distributed_executor_backend) == (
+        2,
+        "mp",
+    )
+    with pytest.raises(ConfigError, match=r"replicas serve `hardpoint serve` and AsyncLLM, not LLM"):
+        LLMEngine.from_vllm_config(config)
+
+
+def test_a_server_does_not_run_the_ranks_of_a_script(make_tiny_llama):
+    model = str(make_tiny_llama())
+    args = EngineArgs(model=model, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
+    handle = Handle(0)
+    with pytest.raises(ConfigError, match="external_launcher executor runs the ranks of a script"):
+        AsyncLLM.from_vllm_config(args.create_engine_config(), engine_process=handle)
+    assert handle.calls == ["abandon"]

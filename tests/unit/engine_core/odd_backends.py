@@ -6,6 +6,7 @@ import os
 import time
 from pathlib import Path
 
+from hardpoint.contracts.reasoning_parser import ReasoningParser
 from hardpoint.engine_core.structured.guidance import GuidanceBackend
 
 
@@ -47,3 +48,15 @@ class FailsLater:
         grammar.fill_bitmask = fill
         grammar.fork = lambda: None
         return grammar
+
+
+class DashReasoning(ReasoningParser):
+    """Reasoning that ends with the first of a few tokens, or that a prompt has ended already."""
+
+    ENDS = range(0, 49152, 4)
+
+    def is_reasoning_end(self, input_ids):
+        return any(token in self.ENDS for token in input_ids[-1:])
+
+    def extract_reasoning(self, model_output, request):
+        return None, model_output

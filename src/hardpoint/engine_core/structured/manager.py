@@ -126,9 +126,9 @@ class StructuredOutputManager:
         ids: list[str] = []
         rows: list[np.ndarray] = []
         for request in bound:
-            if not self.should_fill_bitmask(request):
-                continue
             try:
+                if not self.should_fill_bitmask(request):
+                    continue
                 made = self._fill(request, drafts.get(request.request_id, []))
             except Exception as error:
                 # It ends in this step's result; its token must not matter.
@@ -171,9 +171,9 @@ class StructuredOutputManager:
         A token that is not allowed, or a grammar that fails, ends it with an error.
         """
         state = request.structured_output_request
-        if state.fault is None and not self._reasoners.was_over(request):
-            return False
         try:
+            if state.fault is None and not self._reasoners.was_over(request):
+                return False
             if state.fault is None and not state.grammar.accept_tokens(request.request_id, [token_id]):
                 state.fault = f"the constraint does not allow the token {token_id}"
         except Exception as error:

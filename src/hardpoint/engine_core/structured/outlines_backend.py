@@ -34,6 +34,8 @@ _OPTIONS = StructuredOutputOptions
 _COMPACT = ""
 # More would be taken back only if more tokens were drafted at a time.
 _MOST_TAKEN_BACK = 256
+# Masks that are remembered, for each automaton.
+_MOST_ROWS = 1024
 
 
 class OutlinesBackend(StructuredOutputBackend):
@@ -98,7 +100,7 @@ class OutlinesBackend(StructuredOutputBackend):
         return self._grammar(index, stop_token_ids)
 
     def _grammar(self, index: Any, stop_token_ids: list[int] | None) -> OutlinesGrammar:
-        return OutlinesGrammar(index, stop_token_ids or [self._end_token], self._end_token)
+        return OutlinesGrammar(index, stop_token_ids or [self._end_token], self._end_token, {})
 
     def dump_grammar(self, grammar: StructuredOutputGrammar) -> bytes | None:
         """The library's own bytes of an automaton."""
@@ -111,11 +113,12 @@ class OutlinesBackend(StructuredOutputBackend):
 
 
 class OutlinesGrammar(SteppedGrammar):
-    """The constraint of one request; `index` is shared by all that have the same."""
+    """The constraint of one request; `index` and `rows` (state -> mask) are shared by all that have the same."""
 
-    def __init__(self, index: Any, stop_token_ids: Iterable[int], end_token: int) -> None:
+    def __init__(self, index: Any, stop_token_ids: Iterable[int], end_token: int, rows: dict[int, np.ndarray]) -> None:
         super().__init__(stop_token_ids)
         self.index = index
+        self._rows = rows
         self._end_token = end_token
         # The states passed, the present one last.
         self._states = [index.get_initial_state()]
@@ -134,25 +137,36 @@ class OutlinesGrammar(SteppedGrammar):
         del self._states[-num_tokens:]
 
     def _allow(self, row: np.ndarray) -> None:
-        allowed = np.array(self.index.get_allowed_tokens(self._states[-1]) or [], np.int64)
-        bits = np.zeros(row.size * 32, np.uint8)
-        bits[allowed] = 1
-        row[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        state = self._states[-1]
+        known = self._rows.get(state)
+        if known is None:
+            if len(self._rows) >= _MOST_ROWS:
+                self._rows.clear()
+            known = self._rows[state] = self._row(state, row.size)
+        row[:] = known
+
+    def _row(self, state: int, words: int) -> np.ndarray:
+        bits = np.zeros(words * 32, np.uint8)
+        bits[np.array(self.index.get_allowed_tokens(state) or [], np.int64)] = 1
+        row = np.packbits(bits, bitorder="little").view(np.int32)
         clear_bits(row, [self._end_token])
+        return row
 
     def _is_complete(self) -> bool:
         return self.index.is_final_state(self._states[-1])
 
     def _is_closed(self) -> bool:
+        if not self._is_complete():
+            return False
         allowed = self.index.get_allowed_tokens(self._states[-1]) or []
-        return self._is_complete() and all(token == self._end_token for token in allowed[:2])
+        return all(token == self._end_token for token in allowed[:2])
 
     def _restart(self) -> None:
         self._states = [self.index.get_initial_state()]
 
     def fork(self) -> OutlinesGrammar:
         """An independent grammar at the start."""
-        return OutlinesGrammar(self.index, self.stop_token_ids, self._end_token)
+        return OutlinesGrammar(self.index, self.stop_token_ids, self._end_token, self._rows)
 
 
 def _expression(kind: StructuredOutputOptions, spec: str, style: JsonStyle) -> str:

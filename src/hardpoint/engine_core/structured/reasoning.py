@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.engine_core.request import Request
+from hardpoint.extensions.parser_choice import choose_parser
 from hardpoint.extensions.refs import load_ref
-from hardpoint.extensions.registry import registry
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
@@ -17,17 +17,16 @@ _GET_TOKENIZER = "hardpoint.front_end.tokenizers:get_tokenizer"
 
 
 class Reasoners:
-    """Tells, per request, whether the reasoning is over; always so without a reasoning parser."""
+    """Tells, per request, whether the reasoning is over; always so without a reasoning parser.
+
+    The constructor imports the parser's plugin and the parser: PluginError or ConfigError when that fails.
+    """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         self._vllm_config = vllm_config
         config = vllm_config.structured_outputs_config
-        self._binds_all = not config.reasoning_parser or config.enable_in_reasoning
-
-    @cached_property
-    def _parser(self) -> Any:
-        config = self._vllm_config.structured_outputs_config
-        return registry("reasoning_parsers").load(config.reasoning_parser)
+        self._parser = choose_parser("reasoning_parsers", config.reasoning_parser, config.reasoning_parser_plugin)
+        self._binds_all = self._parser is None or config.enable_in_reasoning
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -56,6 +55,7 @@ class Reasoners:
     def _of(self, request: Request) -> Any:
         state = request.structured_output_request
         if state.reasoner is None:
+            assert self._parser is not None
             kwargs = {"model_config": self._vllm_config.model_config, **state.reasoning_parser_kwargs}
             state.reasoner = self._parser(self._tokenizer, **kwargs)
         return state.reasoner

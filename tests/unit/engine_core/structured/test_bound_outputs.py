@@ -7,6 +7,7 @@ import re
 
 import jsonschema
 import pytest
+from odd_backends import DashReasoning
 
 from hardpoint.extensions.registry import isolated, registry
 from hardpoint.testing import engine_here
@@ -172,3 +173,23 @@ def test_what_was_compiled_is_remembered(odd_engine, tmp_path):
     pids = log.read_text().split()
     # On trial and for use; two requests at the same time may both have been first.
     assert 2 <= len(pids) <= 4
+
+
+@pytest.mark.parametrize("binds_all", [False, True])
+def test_the_constraint_begins_when_the_reasoning_is_over(tiny_llama, binds_all):
+    asked = wants(regex="[ab]{6}")
+    with isolated():
+        registry("reasoning_parsers").register("dash", "odd_backends:DashReasoning")
+        settings = {"reasoning_parser": "dash", "enable_in_reasoning": binds_all}
+        with engine_here(tiny_llama, structured_outputs_config=settings) as llm:
+            outputs = [one.outputs[0] for one in run(llm, [asked] * 4, [[1, 2, 3 + 4 * place] for place in range(4)])]
+            (at_once,) = run(llm, [asked], [[1, 2, 8]])[0].outputs
+    assert re.fullmatch("[ab]{6}", at_once.text), "the prompt has ended the reasoning"
+    for out in outputs:
+        thought = next((place for place, token in enumerate(out.token_ids) if token in DashReasoning.ENDS), None)
+        if binds_all:
+            assert re.fullmatch("[ab]{6}", out.text)
+        elif thought is not None:
+            rest = llm.get_tokenizer().decode(out.token_ids[thought + 1 :])
+            assert out.finish_reason == "stop"
+            assert re.fullmatch("[ab]{6}", rest)

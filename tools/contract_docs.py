@@ -28,6 +28,7 @@ MORE_CLASSES = {
         "hardpoint.contracts.attention_backend:AttentionMetadataBuilder",
         "hardpoint.contracts.attention_backend:AttentionImpl",
     ],
+    "request_hooks": ["hardpoint.contracts.request_hook:TextFilter", "hardpoint.contracts.request_hook:HookedRequest"],
     "structured_output_backends": [
         "hardpoint.contracts.structured_output:StructuredOutputGrammar",
     ],
@@ -42,6 +43,7 @@ SUITES = {
     "stat_loggers": ["stat_logger:check_stat_logger"],
     "endpoints": ["endpoint_plugin:check_endpoint_plugin"],
     "io_processors": ["io_processor:check_io_processor"],
+    "request_hooks": ["request_hook:check_request_hook"],
     "logits_processors": ["logits_processor:check_logits_processor"],
     "models": ["model:check_model", "model:check_model_class"],
     "oot_ops": ["custom_op:check_custom_op"],

@@ -96,6 +96,7 @@ def test_every_built_group_has_a_consumer():
         "stat_loggers": "load_stat_logger_plugin_factories(",
         "endpoints": "load_endpoint_plugins(",
         "logits_processors": "load_logits_processors(",
+        "request_hooks": "load_request_hooks(",
         "general": "boot(",
         "platforms": "resolve_platform_cls_qualname(",
     }

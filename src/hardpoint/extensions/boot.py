@@ -22,6 +22,7 @@ from hardpoint.extensions.groups import (
     load_io_processor_class,
     load_io_processors,
     load_logits_processors,
+    load_request_hooks,
     load_stat_logger_plugin_factories,
     resolve_logits_processors,
 )
@@ -206,6 +207,7 @@ __all__ = [
     "load_logits_processors",
     "load_platform_detectors",
     "load_plugins_by_group",
+    "load_request_hooks",
     "load_stat_logger_plugin_factories",
     "owner_of",
     "report_unused_settings",

@@ -58,6 +58,25 @@ def load_stat_logger_plugin_factories() -> list[Any]:
     return classes
 
 
+def load_request_hooks() -> list[type]:
+    """The request-hook classes that may load, in order.
+
+    Raises a PluginError when one cannot be imported, and one that is a TypeError for an object that is not
+    a `RequestHook` subclass: a hook that may guard something is never left out quietly.
+    """
+    row = group_row("request_hooks")
+    base = load_ref(row.contract)
+    classes: list[type] = []
+    for loaded in load_group(row):
+        if isinstance(loaded.value, type) and issubclass(loaded.value, base):
+            classes.append(loaded.value)
+        else:
+            what = f"request hook {loaded.found.name!r} is {_kind(loaded.value)}, not a RequestHook subclass"
+            _reject(row, loaded.found, what)
+    raise_if_strict("request hooks")
+    return classes
+
+
 def load_endpoint_plugins(supported_tasks: Sequence[str] | None) -> list[Any]:
     """The endpoint plugins to attach, built, in order.
 
@@ -244,6 +263,7 @@ __all__ = [
     "load_io_processor_class",
     "load_io_processors",
     "load_logits_processors",
+    "load_request_hooks",
     "load_stat_logger_plugin_factories",
     "origin_label",
     "resolve_logits_processors",

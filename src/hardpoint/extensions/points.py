@@ -52,6 +52,7 @@ GROUPS = (
     Group("stat_loggers",      "vllm.stat_logger_plugins",  CLASS,    Then.BUILD_PER_ENGINE, Allow.OPTIONAL, Fault.SKIP_ERROR,         Fault.NEVER,             Fault.STOP_TYPE_ERROR,  FE,     "hardpoint.contracts.stat_logger:StatLoggerBase",         BUILT),
     Group("endpoints",         "vllm.endpoint_plugins",     FACTORY,  Then.CALL_FOR_OBJECT,  Allow.REQUIRED, Fault.SKIP_ERROR,         Fault.SKIP_ERROR,        Fault.SKIP_ERROR,       FE,     "hardpoint.contracts.endpoint_plugin:EndpointPlugin",     BUILT),
     Group("io_processors",     "vllm.io_processor_plugins", FUNCTION, Then.CALL_FOR_REF,     Allow.OPTIONAL, Fault.SKIP_ERROR,         Fault.SKIP_WARNING,      Fault.SKIP_WARNING,     FE,     "hardpoint.contracts.io_processor:IOProcessor",           PLANNED),
+    Group("request_hooks",     "hardpoint.request_hooks", CLASS,    Then.BUILD_PER_ENGINE, Allow.OPTIONAL, Fault.STOP,               Fault.NEVER,             Fault.STOP_TYPE_ERROR,  FE,     "hardpoint.contracts.request_hook:RequestHook",           BUILT),
     Group("logits_processors", "vllm.logits_processors",    CLASS,    Then.USE,              Allow.IGNORED,  Fault.STOP_RUNTIME_ERROR, Fault.NEVER,             Fault.STOP_VALUE_ERROR, FE | W, "hardpoint.contracts.logits_processor:LogitsProcessorV2", BUILT),
 )
 

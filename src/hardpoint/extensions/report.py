@@ -30,6 +30,7 @@ from hardpoint.extensions.groups import (
     load_endpoint_plugins,
     load_io_processors,
     load_logits_processors,
+    load_request_hooks,
     load_stat_logger_plugin_factories,
 )
 from hardpoint.extensions.ledger import LedgerEntry, ledger
@@ -42,6 +43,7 @@ from hardpoint.extensions.rows import Role
 _LATER: dict[str, Callable[[], Any]] = {
     "stat_loggers": load_stat_logger_plugin_factories,
     "logits_processors": load_logits_processors,
+    "request_hooks": load_request_hooks,
     "endpoints": lambda: load_endpoint_plugins(("generate",)),
     "io_processors": load_io_processors,
 }

@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from hardpoint.env import envs
 from hardpoint.errors import StartError
-from hardpoint.extensions.boot import boot, report_unused_settings
+from hardpoint.extensions.boot import boot, load_request_hooks, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.batch.files import InputFacts, Results, is_url, local_input, look_at, read_requests, upload
@@ -80,6 +80,8 @@ def _run(args: Namespace, signals: StopSignals, source: Path, facts: InputFacts,
     check_early(args)
     mark_run()
     boot(Role.FRONT_END)
+    # One that cannot be loaded is found before the model is.
+    load_request_hooks()
     engine = start_engine(args)
     try:
         with asyncio.Runner(loop_factory=load_ref(_UVLOOP)) as runner:

@@ -76,7 +76,7 @@ def _run(gate: Gate, process: EngineProcess, endpoint: Endpoint, signals: StopSi
 def _tell_unused_plugins() -> None:
     """Plugins that would load here if there were an HTTP server: someone may wait for them in vain."""
     allowlist = Allowlist.read()
-    for row in (group_row("endpoints"), group_row("stat_loggers")):
+    for row in (group_row("endpoints"), group_row("stat_loggers"), group_row("request_hooks")):
         for found in catalogue.group(row.group):
             if not allowlist.refusal(row, found.name):
                 why = "an engine without an HTTP server does not use this group"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hardpoint.testing.checks.platform import check_platform
     from hardpoint.testing.checks.project import check_project
     from hardpoint.testing.checks.quantization import check_quantization_config
+    from hardpoint.testing.checks.request_hook import check_request_hook
     from hardpoint.testing.checks.scheduler import check_scheduler
     from hardpoint.testing.checks.stat_logger import check_stat_logger
     from hardpoint.testing.checks.structured_output import check_structured_output_backend
@@ -54,6 +55,7 @@ _LATER = {
     "check_pluggable_layer": "hardpoint.testing.checks.custom_op",
     "check_quantization_config": "hardpoint.testing.checks.quantization",
     "check_reasoning_parser": "hardpoint.testing.checks.parsers",
+    "check_request_hook": "hardpoint.testing.checks.request_hook",
     "check_scheduler": "hardpoint.testing.checks.scheduler",
     "check_stat_logger": "hardpoint.testing.checks.stat_logger",
     "check_structured_output_backend": "hardpoint.testing.checks.structured_output",
@@ -86,6 +88,7 @@ __all__ = [
     "check_project",
     "check_quantization_config",
     "check_reasoning_parser",
+    "check_request_hook",
     "check_scheduler",
     "check_stat_logger",
     "check_structured_output_backend",

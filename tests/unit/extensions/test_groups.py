@@ -198,7 +198,7 @@ def wrong(): return 3
     assert called == {"fractions", "none", "wrong"}
 
 
-@pytest.mark.parametrize("group", ["endpoints", "stat_loggers", "logits_processors", "io_processors"])
+@pytest.mark.parametrize("group", ["endpoints", "stat_loggers", "logits_processors", "io_processors", "request_hooks"])
 def test_the_strict_policy_stops_with_all_problems(install, monkeypatch, group):
     monkeypatch.setenv("HARDPOINT_PLUGIN_POLICY", "strict")
     monkeypatch.setenv("VLLM_PLUGINS", "one,two")
@@ -210,6 +210,7 @@ def test_the_strict_policy_stops_with_all_problems(install, monkeypatch, group):
         "stat_loggers": groups.load_stat_logger_plugin_factories,
         "logits_processors": groups.load_logits_processors,
         "io_processors": groups.load_io_processors,
+        "request_hooks": groups.load_request_hooks,
     }[group]
     with pytest.raises(PluginError, match=r"2 plugin problems: \(1\).*'one'.*\(2\).*'two'"):
         load()

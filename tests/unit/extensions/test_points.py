@@ -16,6 +16,7 @@ def test_every_extension_point_is_a_row():
         "vllm.stat_logger_plugins",
         "vllm.endpoint_plugins",
         "vllm.io_processor_plugins",
+        "hardpoint.request_hooks",
         "vllm.logits_processors",
     ]
     assert [row.key for row in points.REGISTRIES] == [
@@ -53,6 +54,7 @@ def test_groups_keep_vllms_differences():
         "stat_loggers": Allow.OPTIONAL,
         "endpoints": Allow.REQUIRED,
         "io_processors": Allow.OPTIONAL,
+        "request_hooks": Allow.OPTIONAL,
         "logits_processors": Allow.IGNORED,
     }
     assert rows["general"].import_fails is Fault.SKIP_ERROR

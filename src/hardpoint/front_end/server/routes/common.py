@@ -57,6 +57,7 @@ class GenerationService(Protocol):
 async def generate(service: GenerationService, request: Any, http: Request) -> Response:
     """Answer a generation request; the engine's work ends when the client leaves."""
     settings = context_of(http).settings
+    request = await context_of(http).hooks.admit(request, http)
     job = await service.prepare(request, http)
     if request.stream:
         events = service.stream(request, job)

@@ -87,7 +87,7 @@ class CompletionService:
     def _choice(
         self, request: CompletionRequest, job: Job, index: int, result: RequestOutput, output: CompletionOutput
     ) -> CompletionResponseChoice:
-        choice = _Choice(self._context, request, job.prompts[index])
+        choice = _Choice(self._context, request, job, index, output.index)
         piece = choice.add(output, result)
         self._context.request_log.answered(job.request_id, piece.text, piece.token_ids, output.finish_reason)
         return CompletionResponseChoice(
@@ -115,7 +115,9 @@ class CompletionService:
                 usage.saw_prompt(index, result)
                 for output in result.outputs:
                     number = index * job.params[0].n + output.index
-                    choice = choices.setdefault(number, _Choice(context, request, job.prompts[index]))
+                    if number not in choices:
+                        choices[number] = _Choice(context, request, job, index, output.index)
+                    choice = choices[number]
                     usage.saw_tokens(number, 0 if request.prompt_only else len(output.token_ids))
                     piece = choice.add(output, result)
                     if piece.worth_sending:
@@ -175,9 +177,11 @@ class _Choice:
     until text comes, so that no chunk is empty.
     """
 
-    def __init__(self, context: ServerContext, request: CompletionRequest, prompt: TokenPrompt) -> None:
+    def __init__(self, context: ServerContext, request: CompletionRequest, job: Job, prompt: int, choice: int) -> None:
         self._request = request
-        self._prompt = prompt
+        self._prompt = job.prompts[prompt]
+        number = prompt * job.params[0].n + choice
+        self._filters = job.texts.text(number) if job.texts is not None else None
         self._context = context
         as_ids = request.return_tokens_as_token_ids
         if as_ids is None:
@@ -196,7 +200,7 @@ class _Choice:
             if self._request.echo:
                 self._echo(piece, result)
         if not self._request.prompt_only:
-            piece.text += output.text
+            piece.text += self._filtered(output)
             piece.token_ids += output.token_ids
             self._score(piece, output)
         if self._request.stream:
@@ -208,6 +212,12 @@ class _Choice:
         if piece.worth_sending:
             self._waiting = _Piece()
         return piece
+
+    def _filtered(self, output: CompletionOutput) -> str:
+        if self._filters is None:
+            return output.text
+        text = self._filters.feed(output.text)
+        return text if output.finish_reason is None else text + self._filters.finish()
 
     def _echo(self, piece: _Piece, result: RequestOutput) -> None:
         ids = result.prompt_token_ids or []

@@ -14,6 +14,7 @@ from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.parsers.answers import Parsers
 from hardpoint.front_end.server.errors import not_found
+from hardpoint.front_end.server.hooks import RequestHooks
 from hardpoint.front_end.server.parser_flags import chosen_parsers
 from hardpoint.front_end.server.protocol.base import now
 from hardpoint.front_end.server.protocol.models import ModelCard, ModelList, ModelPermission
@@ -64,6 +65,7 @@ class ServerContext:
     chat_template: str | None
     request_log: RequestLog
     parsers: Parsers
+    hooks: RequestHooks = field(default_factory=RequestHooks)
     running: RunningRequests = field(default_factory=RunningRequests)
     started: int = field(default_factory=now)
 
@@ -84,6 +86,7 @@ class ServerContext:
             chat_template=load_chat_template(settings.chat_template),
             request_log=RequestLog(settings),
             parsers=chosen_parsers(settings, engine.vllm_config, tokenizer),
+            hooks=RequestHooks.build(engine.vllm_config),
         )
 
     @property

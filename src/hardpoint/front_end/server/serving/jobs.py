@@ -12,6 +12,7 @@ from hardpoint.errors import EngineGenerateError, VLLMValidationError
 from hardpoint.front_end.parsers.answers import AnswerPlan
 from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.asgi import REQUEST_ID_MAX_CHARS, valid_request_id
+from hardpoint.front_end.server.hooks import AnswerTexts, Reader
 from hardpoint.front_end.server.protocol.base import (
     INT64_MAX,
     INT64_MIN,
@@ -74,7 +75,11 @@ def _whole_number(text: str | None, name: str) -> int | None:
 
 @dataclass
 class Job:
-    """A checked request with everything the engine needs; one sequence group per prompt."""
+    """A checked request with everything the engine needs; one sequence group per prompt.
+
+    plan   how answers are read, for messages
+    texts  what request hooks do with the answers' texts
+    """
 
     request_id: str
     model_name: str
@@ -85,6 +90,7 @@ class Job:
     session_id: str | None
     created: int
     plan: AnswerPlan | None = None
+    texts: AnswerTexts | None = None
 
     @classmethod
     def make(
@@ -115,7 +121,13 @@ class Job:
             session_id=headers.session_id or request.session_id,
             created=now(),
             plan=plan,
+            texts=context.hooks.texts_of(request, http),
         )
+
+    def reader(self, choice: int) -> Reader | None:
+        """A reader for one answer; None where its text is its content."""
+        own = None if self.plan is None or self.plan.reads_nothing else self.plan.reader()
+        return own if self.texts is None else self.texts.reader(choice, own)
 
     async def run(self, context: ServerContext) -> AsyncGenerator[tuple[int, RequestOutput], None]:
         """Outputs of all prompts as they come, each with its prompt's index.

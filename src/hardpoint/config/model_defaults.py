@@ -34,7 +34,13 @@ _EXPERTS: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": [], "no
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _LLAMA,
-    "mistral": {"hidden_act": "silu", "max_position_embeddings": 131072, "rms_norm_eps": 1e-6, "sliding_window": 4096},
+    "mistral": {
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+    },
     "mixtral": {
         "hidden_act": "silu",
         "max_position_embeddings": 131072,
@@ -42,6 +48,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_theta": 1e6,
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
     },
     "qwen2": {**_QWEN, **_QWEN_LAYERS},
     "qwen3": {**_QWEN, **_QWEN_LAYERS, "head_dim": 128, "attention_bias": False},

@@ -104,7 +104,12 @@ struct Dots {
     static inline __m256i sum(__m256i before, __m256i codes, __m256i even, __m256i odd) {
         const __m256i first = _mm256_madd_epi16(_mm256_and_si256(codes, _mm256_set1_epi16(255)), even);
         const __m256i second = _mm256_madd_epi16(_mm256_srli_epi16(codes, 8), odd);
-        return _mm256_add_epi32(_mm256_add_epi32(before, first), second);
+        __m256i after = _mm256_add_epi32(_mm256_add_epi32(before, first), second);
+#if defined(__GNUC__)
+        // Compilers else turn the chain of sums into a tree, for which there are not enough registers.
+        asm("" : "+x"(after));
+#endif
+        return after;
     }
     template <int Quad>
     inline void add(const Bytes& codes, const uint8_t* x) {

@@ -72,6 +72,20 @@ HP_API void hp_attention(const HpAttention* layer, const HpBatch* batch, const f
                          const float* k, int64_t k_stride, const float* v, int64_t v_stride, float* out,
                          int64_t out_stride);
 
+// How a row of logits becomes a token. A seeded row races with the numbers of its stream, another is drawn by `number`,
+// which is in [0, 1).
+struct HpDraw {
+    double number;
+    uint64_t stream;
+    int64_t top_k;  // the vocabulary: off
+    float temperature, top_p, min_p;
+    int32_t greedy, seeded, reserved;
+};
+
+// tokens[i] = the token of logits[i, :vocab]; -1 for a row with NaN, -2 for one without a logit above -infinity.
+HP_API void hp_draw(const HpDraw* rows, const float* logits, int64_t stride, int64_t vocab, int64_t count,
+                    int64_t* tokens);
+
 // One operation of a program. Which fields it reads:
 //   EMBED      what: HpLinear of the embeddings; out. factor: multiplied with
 //   LINEAR     what: HpLinear; in, out, bias

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <type_traits>
 
 #include "ops.h"
 #include "lanes_avx512.h"
 #include "ops.inl"
 #include "attention.inl"
+#include "draw.inl"
 
 const hardpoint::FloatKernels hardpoint::avx512_floats = {
-    "avx512", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, finish};
+    "avx512", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, finish};

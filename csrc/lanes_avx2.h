@@ -67,6 +67,11 @@ inline uint32_t at_least(Lanes a, Lanes b) {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ))) |
            static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ))) << 8;
 }
+// a where it is at least b, else 0.
+inline Lanes kept_if(Lanes a, Lanes b) {
+    return {_mm256_and_ps(a.low, _mm256_cmp_ps(a.low, b.low, _CMP_GE_OQ)),
+            _mm256_and_ps(a.high, _mm256_cmp_ps(a.high, b.high, _CMP_GE_OQ))};
+}
 // Whether a lane is NaN.
 inline bool any_nan(Lanes a) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a.low, a.low, _CMP_UNORD_Q)) ||

@@ -44,6 +44,8 @@ inline Lanes smaller(Lanes a, Lanes b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Lanes joined(Lanes a, int n, Lanes b) { return {_mm512_mask_blend_ps(below(n), b.v, a.v)}; }
 // Bit i: whether lane i of a is at least b's.
 inline uint32_t at_least(Lanes a, Lanes b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+// a where it is at least b, else 0.
+inline Lanes kept_if(Lanes a, Lanes b) { return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ), a.v)}; }
 // Whether a lane is NaN.
 inline bool any_nan(Lanes a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q) != 0; }
 

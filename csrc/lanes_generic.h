@@ -55,6 +55,10 @@ inline uint32_t at_least(const Lanes& a, const Lanes& b) {
     for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(a.at[i] >= b.at[i]) << i;
     return bits;
 }
+// a where it is at least b, else 0.
+inline Lanes kept_if(const Lanes& a, const Lanes& b) {
+    return each_lane([&](int i) { return a.at[i] >= b.at[i] ? a.at[i] : 0.0f; });
+}
 // Whether a lane is NaN.
 inline bool any_nan(const Lanes& a) {
     bool found = false;

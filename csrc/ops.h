@@ -39,6 +39,8 @@ struct Rows {
     int32_t kv_head, group;
 };
 
+enum Drawn : int64_t { DRAW_NAN = -1, DRAW_NOTHING = -2 };
+
 enum Activation : int32_t { SILU_MUL = 0, GELU_MUL = 1, GELU_TANH_MUL = 2, MUL_SILU = 3 };
 
 // What an instruction set implements. Functions work on one row or tile; who calls shares them among threads.
@@ -59,6 +61,8 @@ struct FloatKernels {
                    float* sums);
     // Join the outcomes of one more span.
     void (*join)(Partial& to, float* sums, const Partial& span, const float* span_sums, int64_t size);
+    // The token of a row of logits, or what hp_draw says of a row without one. `weights` [vocab], `some` [vocab].
+    int64_t (*draw)(const HpDraw& how, const float* logits, int64_t vocab, float* weights, uint64_t* some);
     void (*finish)(const Partial& partial, const float* sums, const float* sink, int64_t size, float* out);
 };
 

@@ -360,6 +360,17 @@ void hp_attention(const HpAttention* layer, const HpBatch* batch, const float* q
                nullptr, 0, 1.0f}, tokens, nullptr, batch);
 }
 
+void hp_draw(const HpDraw* rows, const float* logits, int64_t stride, int64_t vocab, int64_t count, int64_t* tokens) {
+    const auto one = [&](int64_t row, Lane& lane) {
+        auto* some = static_cast<uint64_t*>(lane.scratch((sizeof(uint64_t) + sizeof(float)) * vocab));
+        auto* weights = reinterpret_cast<float*>(some + vocab);
+        tokens[row] = floats().draw(rows[row], logits + row * stride, vocab, weights, some);
+    };
+    const Phase phase = phase_of(one, count);
+    const std::lock_guard lock(Pool::get().busy);
+    Pool::get().run(&phase, 1, false);
+}
+
 int32_t hp_run(const HpProgram* program, const HpStep* step) {
     if (!ids_are_known(*program, *step)) return -1;
     const std::lock_guard lock(Pool::get().busy);

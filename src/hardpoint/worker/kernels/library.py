@@ -54,6 +54,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
     ),
+    "hp_draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hp_run": (c_int32, [c_void_p, c_void_p]),
 }
 
@@ -81,6 +82,7 @@ class Library:
         self.rotate = self._held.hp_rotate
         self.activate = self._held.hp_activate
         self.attention = self._free.hp_attention
+        self.draw = self._free.hp_draw
         self.run = self._free.hp_run
         self.pack = self._free.hp_pack
         self.packed_bytes = self._held.hp_packed_bytes

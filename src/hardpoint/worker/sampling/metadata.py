@@ -50,6 +50,7 @@ class SamplingMetadata:
     output_token_ids           the rows' live output lists
     slots                      [rows] the requests' slots
     context                    makes the `LogitsContext` of slot-keyed custom processors
+    drawing                    what the CPU kernels draw by (`drawing`), once it was made
     """
 
     requests: list[RequestSampling]
@@ -72,6 +73,7 @@ class SamplingMetadata:
     slots: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     logitsprocs: LogitsProcessors | None = None
     context: Callable[[], Any] = field(default=lambda: None)
+    drawing: Any = None
 
     @property
     def no_penalties(self) -> bool:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from hardpoint.types.logprobs import LogprobsTensors
+from hardpoint.worker.kernels.library import kernels
 from hardpoint.worker.sampling.constraints import apply_allowed_ids, apply_bad_words, apply_min_tokens
 from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered, race_tokens
+from hardpoint.worker.sampling.drawing import NAN, RowDraws, draws_of
 from hardpoint.worker.sampling.logprobs import gather_logprobs, spread_rows
 from hardpoint.worker.sampling.metadata import Draw, SamplingMetadata
 from hardpoint.worker.sampling.penalties import apply_penalties
@@ -46,6 +48,7 @@ class Sampler(nn.Module):
         super().__init__()
         self.logprobs_mode = logprobs_mode
         self._generator = np.random.default_rng(seed & ((1 << 64) - 1))
+        self._library = kernels()
 
     def forward(self, logits: Tensor, sampling_metadata: SamplingMetadata) -> SamplerOutput:
         """Choose a token per row; `logits` [rows, vocab] may be changed in place.
@@ -54,6 +57,10 @@ class Sampler(nn.Module):
         """
         logits = logits.to(torch.float32)
         faults: dict[int, str] = {}
+        if self._is_plain(sampling_metadata):
+            draws = draws_of(sampling_metadata, logits, self._library)
+            if draws is not None:
+                return SamplerOutput(self._drawn(draws, logits, faults).unsqueeze(-1), None, faults)
         self._set_faulty_aside(logits, faults)
         scores = self._raw_scores(logits, sampling_metadata)
         changed = self.apply_logits_processors(logits, sampling_metadata)
@@ -64,6 +71,20 @@ class Sampler(nn.Module):
         if scores is None:
             scores = processed
         return SamplerOutput(sampled.unsqueeze(-1), self._logprobs(scores, sampled, sampling_metadata), faults)
+
+    @staticmethod
+    def _is_plain(metadata: SamplingMetadata) -> bool:
+        """Whether nothing is done with the logits but draw from them."""
+        return metadata.max_num_logprobs is None and not metadata.constrained and metadata.logitsprocs is None
+
+    def _drawn(self, draws: RowDraws, logits: Tensor, faults: dict[int, str]) -> Tensor:
+        """Draw in the kernels [rows]; notes rows that have no token, whose place holds 0."""
+        tokens = draws.choose(logits, self._generator.random)
+        if (tokens < 0).any():
+            for row in (tokens < 0).nonzero().flatten().tolist():
+                faults.setdefault(row, _NAN if tokens[row] == NAN else _NOTHING_ALLOWED)
+            tokens.clamp_(min=0)
+        return tokens
 
     @staticmethod
     def _set_faulty_aside(logits: Tensor, faults: dict[int, str]) -> None:
@@ -117,12 +138,15 @@ class Sampler(nn.Module):
         """
         if metadata.all_greedy:
             return best_tokens(logits), self._asked(logits, metadata)
+        draws = None if self._has_late_processors(metadata) else draws_of(metadata, logits, self._library)
+        if draws is not None:
+            return self._drawn(draws, logits, faults), self._asked(logits, metadata, metadata.temperature)
         sampled = torch.empty(metadata.num_rows, dtype=torch.int64, device=logits.device)
         if not metadata.all_random:
             sampled[metadata.greedy_rows] = best_tokens(logits[metadata.greedy_rows])
         assert metadata.temperature is not None
         custom = metadata.logitsprocs
-        if custom is not None and custom.has_argmax_invariant:
+        if custom is not None and self._has_late_processors(metadata):
             logits = custom.apply_argmax_invariant(logits / metadata.temperature.unsqueeze(-1), metadata)
             self._set_faulty_aside(logits, faults)
             temperature = torch.ones_like(metadata.temperature)
@@ -130,6 +154,10 @@ class Sampler(nn.Module):
             temperature = metadata.temperature
         sampled[metadata.random_rows] = self._draw(logits, temperature, metadata)
         return sampled, self._asked(logits, metadata, temperature)
+
+    @staticmethod
+    def _has_late_processors(metadata: SamplingMetadata) -> bool:
+        return metadata.logitsprocs is not None and metadata.logitsprocs.has_argmax_invariant
 
     def _draw(self, logits: Tensor, temperature: Tensor, metadata: SamplingMetadata) -> Tensor:
         """Draw for the random rows; returns [random rows]."""

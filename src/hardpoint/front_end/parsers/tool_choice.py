@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardpoint.errors import VLLMValidationError
-from hardpoint.front_end.parsers.tool_facts import find_tool_name, schema_of_calls, tool_name, tool_parameters
+from hardpoint.front_end.parsers.tool_facts import find_tool_name, schema_of_arguments, schema_of_calls, tool_name
 from hardpoint.types.sampling_params import StructuredOutputsParams
 
 
@@ -75,7 +75,7 @@ def constrain(request: Any) -> Any:
     if choice.mode is ToolMode.REQUIRED:
         schema = schema_of_calls(request.tools, request.parallel_tool_calls is not False)
     elif choice.mode is ToolMode.NAMED:
-        schema = next(tool_parameters(tool) for tool in request.tools if tool_name(tool) == choice.named)
+        schema = next(schema_of_arguments(tool) for tool in request.tools if tool_name(tool) == choice.named)
     else:
         return request
     request.structured_outputs = StructuredOutputsParams(json=schema)

@@ -42,6 +42,70 @@ def partial_tag_overlap(text: str, tag: str) -> int:
     return partial_mark(text, (tag,))
 
 
+# Words beside which closing an object could make it impossible.
+_OPEN_WORDS = {"additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+_MOST_NESTED = 64
+
+
+def closed(schema: Any, depth: int = 0) -> Any:
+    """A schema whose objects have the properties they name and no others, where it does not say.
+
+    A model that is held to the open schema may go on inventing properties.
+    """
+    if not isinstance(schema, dict) or depth > _MOST_NESTED:
+        return schema
+    found = dict(schema)
+    for word in ("properties", "$defs", "definitions"):
+        if isinstance(found.get(word), dict):
+            found[word] = {name: closed(part, depth + 1) for name, part in found[word].items()}
+    if "items" in found:
+        found["items"] = closed(found["items"], depth + 1)
+    if isinstance(found.get("properties"), dict) and not _OPEN_WORDS & found.keys():
+        found["additionalProperties"] = False
+    return found
+
+
+def schema_of_arguments(tool: Any) -> dict[str, Any]:
+    """What a call's arguments are held to."""
+    found: dict[str, Any] = closed(tool_parameters(tool))
+    return found
+
+
+def _with_shared(schema: dict[str, Any], word: str, shared: dict[str, Any]) -> dict[str, Any]:
+    """The schema without its definitions, which are put where references begin: at the root, which is not its own.
+
+    Definitions of several tools may have one name: the later ones get another.
+    """
+    own = schema.pop(word, None)
+    if not isinstance(own, dict):
+        return schema
+    names = {}
+    for name, part in own.items():
+        new, number = name, 1
+        while shared.get(new, part) != part:
+            new, number = f"{name}_{number}", number + 1
+        names[f"#/{word}/{name}"] = f"#/{word}/{new}"
+        shared[new] = part
+    for name in names.values():
+        shared[name.rpartition("/")[2]] = _renamed(shared[name.rpartition("/")[2]], names)
+    renamed: dict[str, Any] = _renamed(schema, names)
+    return renamed
+
+
+def _renamed(thing: Any, names: dict[str, str], depth: int = 0) -> Any:
+    """A schema with its references changed."""
+    if depth > _MOST_NESTED:
+        return thing
+    if isinstance(thing, list):
+        return [_renamed(part, names, depth + 1) for part in thing]
+    if not isinstance(thing, dict):
+        return thing
+    found = {word: _renamed(part, names, depth + 1) for word, part in thing.items()}
+    if isinstance(found.get("$ref"), str):
+        found["$ref"] = names.get(found["$ref"], found["$ref"])
+    return found
+
+
 def schema_of_calls(tools: Iterable[Any], parallel: bool) -> dict[str, Any]:
     """The JSON of a list of at least one call, for `tool_choice: required`.
 
@@ -50,10 +114,9 @@ def schema_of_calls(tools: Iterable[Any], parallel: bool) -> dict[str, Any]:
     shared: dict[str, Any] = {}
     options = []
     for tool in tools:
-        parameters = dict(tool_parameters(tool))
+        parameters = schema_of_arguments(tool)
         for word in ("$defs", "definitions"):
-            # References begin at the root of the schema, which is ours now.
-            shared.setdefault(word, {}).update(parameters.pop(word, None) or {})
+            parameters = _with_shared(parameters, word, shared.setdefault(word, {}))
         properties = {"name": {"type": "string", "enum": [tool_name(tool)]}, "parameters": parameters}
         options.append({"type": "object", "properties": properties, "required": ["name", "parameters"],
                         "additionalProperties": False})  # fmt: skip

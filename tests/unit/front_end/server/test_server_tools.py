@@ -207,7 +207,7 @@ def test_a_named_call_is_bound_to_its_parameters(make_server, run):
         assert reason == "stop"
         assert message == {"content": None, "reasoning": None,
                            "tool_calls": [{"name": "weather", "arguments": ARGUMENTS}]}  # fmt: skip
-        assert bound_to(server) == TOOLS[0]["function"]["parameters"]
+        assert bound_to(server) == {**TOOLS[0]["function"]["parameters"], "additionalProperties": False}
         named["function"]["name"] = "other"
         refused = await server.post(PATH, {"messages": USER, "tools": TOOLS, "tool_choice": named})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice")

@@ -160,6 +160,9 @@ class Extension:
         """Elements of the parameters that this rank has."""
         return {name: parameter.numel() for name, parameter in self.get_model().named_parameters()}
 
+    def sampled(self):
+        return {name: list(state.output) for name, state in self.model_runner.requests.states.items()}
+
     def one_fails(self):
         if self.rank == 1:
             raise Odd("one", "two")
@@ -198,6 +201,22 @@ def test_each_rank_holds_its_part_only(two, models, alone):
     assert first.keys() == second.keys() == sizes.keys()
     for name, size in sizes.items():
         assert first[name] == second[name] == (size if "norm" in name else size // 2), name
+
+
+def test_ranks_draw_the_same_random_tokens(two):
+    """Each samples by itself; nothing tells one what the others drew."""
+    for number in range(3):
+        drawn = request(number, 40)
+        drawn.sampling_params = SamplingParams(temperature=1.5, max_tokens=40, ignore_eos=True)
+        two.add_request(drawn)
+    for _ in range(12):
+        two.step()
+    first, second = two.collective_rpc("sampled")
+    assert first == second
+    assert all(len(tokens) > 5 for tokens in first.values())
+    two.abort_requests([f"r{number}" for number in range(3)])
+    while two.has_work():
+        two.step()
 
 
 def test_ranks_share_the_cores(two):

@@ -86,6 +86,7 @@ def test_all_examples_run_in_one_server(served):
         ("pluggable_layers", "RowParallelLinear"),
         ("quantization_methods", "acme_int8"),
         ("model_loaders", "acme_npz"),
+        ("structured_output_backends", "acme_choice"),
         ("plugin_config", "acme"),
     } <= registered
     faults = [entry["detail"] for entry in served.ledger(kind="fault")]

@@ -90,6 +90,7 @@ def _deepest(text: str, opening: str, closing: str) -> int:
     return deepest
 
 
+_SIGNS = re.compile(r'"(?:\\.|[^"\\])*"|[\[\]{},]')
 _ENUM = re.compile(r'"enum"\s*:\s*\[')
 
 
@@ -103,7 +104,7 @@ def _why_many_values(text: str, limits: Limits) -> str | None:
 
 def _values_from(text: str, start: int, enough: int) -> int:
     count, depth = 1, 1
-    for found in re.finditer(r'"(?:\\.|[^"\\])*"|[\[\]{},]', text[start:]):
+    for found in _SIGNS.finditer(text, start):
         sign = found[0]
         if sign in "[{":
             depth += 1

@@ -26,7 +26,15 @@ logger = init_logger(__name__)
 
 MAX_JSON_BYTES = 64 << 20
 _COUNTS = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-_OPTIONAL_COUNTS = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_OPTIONAL_COUNTS = (
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "sliding_window",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+)
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",

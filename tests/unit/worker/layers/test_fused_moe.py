@@ -151,6 +151,11 @@ def test_what_is_missing_or_unknown_is_noticed():
         layer.load_weights([("1.up_proj.weight", torch.zeros(INNER + 1, HIDDEN))])
 
 
+def test_more_experts_than_there_are_cannot_be_asked_for():
+    with pytest.raises(ModelFileError, match="7 of 6 experts"):
+        FusedMoE(EXPERTS, 7, HIDDEN, INNER)
+
+
 def test_what_is_not_there_is_refused_by_name():
     for option in ({"enable_eplb": True}, {"has_bias": True}, {"num_redundant_experts": 2}, {"ep_size": 2}):
         with pytest.raises(ValueError, match=next(iter(option))):

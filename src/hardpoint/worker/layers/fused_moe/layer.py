@@ -12,6 +12,7 @@ from torch import nn
 
 from hardpoint.contracts.custom_op import PluggableLayer
 from hardpoint.contracts.quantization import QuantizationConfig
+from hardpoint.errors import ModelFileError
 from hardpoint.worker.distributed.parallel_state import (
     divide,
     get_tensor_model_parallel_rank,
@@ -85,6 +86,8 @@ class FusedMoE(PluggableLayer):
         router_logits_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        if not 0 < top_k <= num_experts:
+            raise ModelFileError(f"the model wants {top_k} of {num_experts} experts per token", code="model-experts")
         _refuse(enable_eplb, num_redundant_experts, has_bias, is_sequence_parallel, (ep_size or 1) > 1)
         self.tp_size = get_tensor_model_parallel_world_size() if tp_size is None else tp_size
         self.tp_rank = get_tensor_model_parallel_rank() if self.tp_size > 1 else 0

@@ -10,6 +10,7 @@ import pytest
 
 from hardpoint.errors import ConfigError, PluginError
 from hardpoint.extensions import parser_files
+from hardpoint.extensions.chosen import check_choice
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.parser_choice import choose_parser
 from hardpoint.extensions.parser_files import import_parser_file
@@ -127,3 +128,10 @@ def test_a_file_without_a_choice_is_imported_all_the_same():
     write("toy.py")
     assert choose_parser("tool_parsers", None, "toy.py") is None
     assert "toy_tool" in registry("tool_parsers")
+
+
+def test_doctor_and_friends_import_what_the_flag_names():
+    write("toy.py")
+    assert check_choice("tool_parser_plugin", "./toy.py").Toy is registry("tool_parsers").load("toy_tool")
+    with pytest.raises(PluginError, match="--reasoning-parser-plugin"):
+        check_choice("reasoning_parser_plugin", "gone.py")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -98,7 +98,10 @@ class _Unchanged:
         self._global_hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
         self._parts = [part[name] for part in self._dicts for name in ("_modules", "_parameters")]
         self._values = list(chain.from_iterable(map(dict.values, self._parts)))
-        self._methods = [(cls, name, vars(cls)[name]) for cls in _classes(modules) for name in _methods(cls)]
+        found = [(vars(cls), _methods(cls)) for cls in _classes(modules)]
+        # Twice the first name, so that the getter always gives a tuple.
+        self._getters = [(itemgetter(names[0], *names), methods) for methods, names in found if names]
+        self._methods = list(self._found_methods())
 
     def holds(self) -> bool:
         """Whether all of it is still the same."""
@@ -107,8 +110,17 @@ class _Unchanged:
             and not any(self._global_hooks)
             and not any(map(dict.__contains__, self._dicts, repeat("forward")))
             and all(map(is_, chain.from_iterable(map(dict.values, self._parts)), self._values))
-            and all(vars(cls).get(name) is method for cls, name, method in self._methods)
+            and self._has_its_methods()
         )
+
+    def _found_methods(self) -> Iterator[Any]:
+        return chain.from_iterable(getter(methods) for getter, methods in self._getters)
+
+    def _has_its_methods(self) -> bool:
+        try:
+            return all(map(is_, self._found_methods(), self._methods))
+        except KeyError:
+            return False
 
 
 def _is_ours(cls: type) -> bool:

@@ -48,7 +48,7 @@ class RowDraws:
             self._rows[name] = off if values is None else values.numpy()
         self._tokens = np.zeros(count, np.int64)
 
-    def choose(self, logits: Tensor, uniforms: Callable[[int], np.ndarray[Any, Any]]) -> Tensor:
+    def choose(self, logits: Tensor, uniforms: Callable[[int], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """[rows, vocab] float32 -> [rows] int64 tokens, NAN or NOTHING.
 
         uniforms  gives so many numbers in [0, 1)
@@ -65,7 +65,7 @@ class RowDraws:
         self._library.draw(
             rows.ctypes.data, logits.data_ptr(), logits.stride(0), vocab, count, self._tokens.ctypes.data
         )
-        return torch.from_numpy(self._tokens.copy())
+        return self._tokens.copy()
 
 
 def draws_of(metadata: SamplingMetadata, logits: Tensor, library: Library | None) -> RowDraws | None:

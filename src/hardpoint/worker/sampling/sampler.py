@@ -80,11 +80,11 @@ class Sampler(nn.Module):
     def _drawn(self, draws: RowDraws, logits: Tensor, faults: dict[int, str]) -> Tensor:
         """Draw in the kernels [rows]; notes rows that have no token, whose place holds 0."""
         tokens = draws.choose(logits, self._generator.random)
-        if (tokens < 0).any():
-            for row in (tokens < 0).nonzero().flatten().tolist():
+        if tokens.min() < 0:
+            for row in np.flatnonzero(tokens < 0).tolist():
                 faults.setdefault(row, _NAN if tokens[row] == NAN else _NOTHING_ALLOWED)
-            tokens.clamp_(min=0)
-        return tokens
+            tokens = tokens.clip(min=0)
+        return torch.from_numpy(tokens)
 
     @staticmethod
     def _set_faulty_aside(logits: Tensor, faults: dict[int, str]) -> None:

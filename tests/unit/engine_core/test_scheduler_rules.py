@@ -567,3 +567,49 @@ def test_prefills_can_be_held_back_for_a_step():
     core.add(make_request("a", [1], max_tokens=8))
     assert core.scheduler.schedule(throttle_prefills=True).num_scheduled_tokens == {}
     assert set(core.step().num_scheduled_tokens) == {"a"}
+
+
+# Several steps in flight.
+
+
+def test_a_request_preempted_while_a_step_computes_it_waits_for_its_token():
+    core = engine()
+    request = make_request("a", [1, 2, 3], ignore_eos=True)
+    core.add(request)
+    core.plan()
+    assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert core.plan().num_scheduled_tokens == {}
+    core.take_in()
+    core.take_in()
+    assert core.plan().num_scheduled_tokens == {"a": 4}
+    core.run()
+    assert core.tokens("a") == expected_output([1, 2, 3], request.sampling_params, 64)
+
+
+def test_a_preempted_request_whose_token_in_flight_is_its_last_ends_while_it_waits():
+    core = engine()
+    core.add(make_request("a", [1, 2, 3], max_tokens=1))
+    core.plan()
+    assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    core.take_in()
+    assert core.last("a").finish_reason is FinishReason.LENGTH
+    assert core.scheduler.get_request_counts() == (0, 0)
+    core.run()
+    core.check_blocks()
+
+
+def test_nobody_finds_a_block_that_a_preempted_request_was_only_planned_to_write():
+    core = engine(
+        num_blocks=5, max_model_len=16, max_num_batched_tokens=16, long_prefill_token_threshold=3, policy="priority"
+    )
+    worse, better = list(range(12)), list(range(50, 56))
+    core.add(make_request("worse", worse, max_tokens=2, priority=1, ignore_eos=True))
+    core.step()
+    core.add(make_request("better", better, max_tokens=2, ignore_eos=True))
+    core.step()
+    # "worse" is planned into its third block, fills the second, and loses both to "better" in the same plan.
+    assert core.step().num_scheduled_tokens == {"better": 3}
+    core.run()
+    params = make_request("r", [1], max_tokens=2, ignore_eos=True).sampling_params
+    assert core.tokens("worse") == expected_output(worse, params, 16)
+    assert core.tokens("better") == expected_output(better, params, 16)

@@ -11,6 +11,8 @@ from torch import nn
 from hardpoint.contracts.custom_op import CustomOp
 from hardpoint.errors import ModelFileError
 from hardpoint.worker.distributed.parallel_state import divide, get_tensor_model_parallel_world_size
+from hardpoint.worker.kernels import ops
+from hardpoint.worker.kernels.floats import Activation
 from hardpoint.worker.layers.parameters import set_weight_attrs, sharded_weight_loader
 
 
@@ -29,6 +31,17 @@ class _Gated(CustomOp):
         half = x.shape[-1] // 2
         return self._activate(x[..., :half]) * x[..., half:]
 
+    def _kernel(self) -> Activation | None:
+        """The kernels' name of what `_activate` does; None when they do not have it."""
+        return None
+
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in the CPU kernels, where they apply."""
+        kind = self._kernel()
+        library = None if kind is None else ops.library_for(self, _NATIVE[kind], x)
+        done = None if library is None or kind is None else ops.activate(library, kind, x)
+        return self.forward_native(x) if done is None else done
+
     def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
         """As `forward_native`."""
         return self.forward_native(x)
@@ -41,6 +54,9 @@ class SiluAndMul(_Gated):
     @staticmethod
     def _activate(gate: torch.Tensor) -> torch.Tensor:
         return F.silu(gate)
+
+    def _kernel(self) -> Activation | None:
+        return Activation.SILU_MUL if type(self)._activate is _SILU else None
 
 
 @CustomOp.register("gelu_and_mul")
@@ -55,6 +71,11 @@ class GeluAndMul(_Gated):
 
     def _activate(self, gate: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return F.gelu(gate, approximate=self.approximate)
+
+    def _kernel(self) -> Activation | None:
+        if type(self)._activate is not _GELU:
+            return None
+        return Activation.GELU_TANH_MUL if self.approximate == "tanh" else Activation.GELU_MUL
 
 
 @CustomOp.register("mul_and_silu")
@@ -183,3 +204,8 @@ def _named(table: dict[str, Callable[..., nn.Module]], name: str) -> Callable[..
             fix=f"known are {', '.join(sorted(table))}",
         )
     return found
+
+
+# As they were written: where a plugin has put others, those compute.
+_SILU, _GELU = SiluAndMul._activate, GeluAndMul._activate
+_NATIVE = {kind: _Gated.forward_native for kind in (Activation.SILU_MUL, Activation.GELU_MUL, Activation.GELU_TANH_MUL)}

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hardpoint.contracts.custom_op import CustomOp
+from hardpoint.worker.kernels import ops
 
 NormOutput = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
@@ -53,6 +54,12 @@ class RMSNorm(CustomOp):
         scale = torch.rsqrt(measured.pow(2).mean(dim=-1, keepdim=True) + self.variance_epsilon)
         return (wide * scale).to(x.dtype) * self.weight
 
+    def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
+        """The same in the CPU kernels, where they apply."""
+        library = ops.library_for(self, _RMS_NORM, x) if self.variance_size_override is None else None
+        done = library and ops.rms_norm(library, x, residual, self.weight, 0.0, self.variance_epsilon)
+        return self.forward_native(x, residual) if done is None else done
+
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
         """As `forward_native`."""
         return self.forward_native(x, residual)
@@ -81,6 +88,12 @@ class GemmaRMSNorm(CustomOp):
         normed = (wide * scale * (1.0 + self.weight.float())).to(x.dtype)
         return normed if residual is None else (normed, residual)
 
+    def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
+        """The same in the CPU kernels, where they apply."""
+        library = ops.library_for(self, _GEMMA_RMS_NORM, x)
+        done = library and ops.rms_norm(library, x, residual, self.weight, 1.0, self.variance_epsilon)
+        return self.forward_native(x, residual) if done is None else done
+
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
         """As `forward_native`."""
         return self.forward_native(x, residual)
@@ -102,6 +115,17 @@ class LayerNorm(CustomOp):
         normed = F.layer_norm(x.float(), (self.dim,), self.weight.float(), self.bias.float(), self.eps)
         return normed.to(x.dtype)
 
+    def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
+        """The same in the CPU kernels, where they apply."""
+        library = ops.library_for(self, _LAYER_NORM, x)
+        done = library and ops.layer_norm(library, x, self.weight, self.bias, self.eps)
+        return self.forward_native(x) if done is None else done
+
     def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:
         """As `forward_native`."""
         return self.forward_native(x)
+
+
+# As they were written: where a plugin has put others, those compute.
+_RMS_NORM, _GEMMA_RMS_NORM = RMSNorm.forward_native, GemmaRMSNorm.forward_native
+_LAYER_NORM = LayerNorm.forward_native

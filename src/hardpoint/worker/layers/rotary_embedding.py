@@ -15,6 +15,7 @@ import torch
 from hardpoint.config.current import get_current_vllm_config_or_none
 from hardpoint.contracts.custom_op import CustomOp, maybe_get_oot_by_class
 from hardpoint.errors import ModelFileError
+from hardpoint.worker.kernels import ops
 
 
 @CustomOp.register("rotary_embedding", dynamic_arg_dims={"positions": -1, "query": 0, "key": 0})
@@ -90,6 +91,15 @@ class RotaryEmbeddingBase(CustomOp):
         torch.mul(one, cos, out=out_one).addcmul_(two, sin, value=-1)
         torch.mul(two, cos, out=out_two).addcmul_(one, sin)
         return out
+
+    def forward_cpu(
+        self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The same in the CPU kernels, where they apply."""
+        library = ops.library_for(self, _NATIVE, query)
+        settings = self.cos_sin_cache, self.head_size, self.rotary_dim, self.is_neox_style
+        done = library and ops.rotate(library, positions, query, key, *settings)
+        return done or self.forward_native(positions, query, key)
 
     def forward_cuda(
         self, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor | None = None
@@ -347,6 +357,7 @@ def get_rope(
         max_position,
         is_neox_style,
         dtype,
+        str(torch.get_default_device()),
         json.dumps(settings, sort_keys=True),
     )
     found = _ROPE_DICT.get(key)
@@ -421,3 +432,6 @@ _BUILDERS: dict[str, tuple[type[RotaryEmbedding], Any]] = {
     "yarn": (YaRNScalingRotaryEmbedding, _yarn),
     "longrope": (Phi3LongRoPEScaledRotaryEmbedding, _longrope),
 }
+
+# As it was written: where a plugin has put another, that computes.
+_NATIVE = RotaryEmbeddingBase.forward_native

@@ -123,6 +123,27 @@ def test_only_calls_with_a_limit_take_a_thread(uni):
     assert uni.collective_rpc("where", timeout=5) != [here]
 
 
+def test_with_async_scheduling_the_worker_takes_calls_in_order_on_a_thread_of_its_own():
+    config = config_with()
+    config.parallel_config.worker_cls = f"{__name__}.SmallWorker"
+    config.scheduler_config.async_scheduling = True
+    executor = UniProcExecutor(config)
+    assert executor.max_concurrent_batches == 2
+    seen: list[str] = []
+    gate = threading.Event()
+    first = executor.collective_rpc(lambda worker: seen.append(f"first {gate.wait(10)}"), non_block=True)
+    second = executor.collective_rpc(lambda worker: seen.append("second"), non_block=True)
+    assert not second.done()
+    gate.set()
+    [here] = executor.collective_rpc("where")
+    assert here != threading.current_thread().name
+    assert first.done()
+    assert seen == ["first True", "second"]
+    worker = executor.driver_worker.worker
+    executor.shutdown()
+    assert worker.calls == ["init_device", "load_model", "shutdown"]
+
+
 def test_results_that_are_pending_are_waited_for(uni):
     output = uni.execute_model(SchedulerOutput.make_empty())
     assert output.req_ids == ["done"]

@@ -67,6 +67,9 @@ class StructuredOutputManager:
         if state.compiled is None:
             state.pending = self._compiler.start(constraint)
             request.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            if self.vllm_config.parallel_config.distributed_executor_backend == "external_launcher":
+                # Each rank has an engine core of its own, and all must admit the request in the same step.
+                wait([state.pending])
         if source is not None:
             state.reasoning_ended = source.reasoning_ended
             state.reasoning_parser_kwargs = source.reasoning_parser_kwargs or {}

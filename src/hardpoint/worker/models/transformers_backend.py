@@ -22,6 +22,7 @@ from torch import nn
 from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.model import IntermediateTensors
 from hardpoint.errors import ConfigError, ModelFileError
+from hardpoint.extensions.faults import in_words
 from hardpoint.worker.distributed.parallel_state import get_tensor_model_parallel_world_size
 from hardpoint.worker.layers.attention import Attention
 from hardpoint.worker.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -83,6 +84,11 @@ class _HiddenStates:
 class _Given(nn.Module):
     """Stands in for the part of a model below its head: gives back the hidden states it is given."""
 
+    @property
+    def decoder(self) -> _Given:
+        """Some heads call what is inside."""
+        return self
+
     def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> _HiddenStates:
         """As the output of a model of transformers."""
         return _HiddenStates(inputs_embeds)
@@ -102,8 +108,8 @@ class TransformersForCausalLM(nn.Module):
         self.causal = _build(vllm_config)
         if get_tensor_model_parallel_world_size() > 1:
             _split(self.causal)
-        self.attention_layers = nn.ModuleList(_make_attention(self.causal, vllm_config, prefix))
         self.__dict__["_head"] = self._make_head()
+        self.attention_layers = nn.ModuleList(_make_attention(self.causal, vllm_config, self._try(), prefix))
 
     def _make_head(self) -> Any:
         """The same model without what is below its head, whose parameters and ways with logits it shares."""
@@ -113,6 +119,22 @@ class TransformersForCausalLM(nn.Module):
             self.causal.base_model_prefix: _Given(),
         }
         return head
+
+    @torch.no_grad()
+    def _try(self) -> list[tuple[nn.Module, dict[str, Any]]]:
+        """Compute one token; what each attention module was called with."""
+        one = torch.zeros(1, dtype=torch.long)
+        try:
+            with _noting() as noted:
+                hidden = self(one, one)
+            self.compute_logits(hidden)
+        except Exception as error:
+            if _is_without_memory(self.causal):
+                raise NotImplementedError(f"the model cannot be tried on meta tensors: {error}") from error
+            raise ConfigError(
+                f"transformers' {type(self.causal).__name__} cannot be run here: {in_words(error)}", code="model-impl"
+            ) from error
+        return noted
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> [tokens, hidden]."""
@@ -276,11 +298,18 @@ def _noting() -> Iterator[list[tuple[nn.Module, dict[str, Any]]]]:
         _noted = None
 
 
-def _make_attention(model: Any, vllm_config: VllmConfig, prefix: str) -> Iterator[Attention]:
-    """Our layer for each attention module of a model, found by computing one token."""
-    with _noting() as noted, torch.no_grad():
-        one = torch.zeros((1, 1), dtype=torch.long)
-        model.base_model(input_ids=one, position_ids=one, use_cache=False, return_dict=True)
+def _is_without_memory(model: nn.Module) -> bool:
+    return next(model.parameters()).device.type == "meta"
+
+
+def _make_attention(
+    model: Any, vllm_config: VllmConfig, noted: list[tuple[nn.Module, dict[str, Any]]], prefix: str
+) -> Iterator[Attention]:
+    """Our layer for each attention module of a model, from what it was called with."""
+    # Which layers have a window is what they say themselves.
+    cache_config = copy.copy(vllm_config.cache_config)
+    cache_config.__dict__.pop("_journal", None)
+    cache_config.sliding_window = None
     paths = {module: path for path, module in model.named_modules()}
     for module, facts in noted:
         path = maybe_prefix(prefix, paths[module])
@@ -297,7 +326,7 @@ def _make_attention(model: Any, vllm_config: VllmConfig, prefix: str) -> Iterato
             facts["size"],
             facts["size"] ** -0.5 if scale is None else float(scale),
             num_kv_heads=facts["kv_heads"],
-            cache_config=vllm_config.cache_config,
+            cache_config=cache_config,
             logits_soft_cap=facts.get("softcap"),
             per_layer_sliding_window=facts.get("sliding_window"),
             prefix=f"{path}.attn",

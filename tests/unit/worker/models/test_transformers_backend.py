@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from tiny_checkpoints import BASE, SMALL_GPT2, build, logits_of, save
+from tiny_checkpoints import BASE, SMALL_GPT2, SMALL_OPT, build, logits_of, save
 
 from hardpoint.config.engine_args import EngineArgs
 from hardpoint.errors import ConfigError
@@ -23,6 +23,7 @@ OTHERS = {
 OURS = {
     "gemma2": ("Gemma2Config", {**BASE, "head_dim": 16, "sliding_window": 20, "attn_logit_softcapping": 5.0}),
     "gpt2": ("GPT2Config", SMALL_GPT2),
+    "opt": ("OPTConfig", SMALL_OPT),
 }
 
 
@@ -58,6 +59,16 @@ def test_chunks_give_the_same(tmp_path, paged_model, tokens):
     blocks = [9, 3, 4, 1, 7, 2, 8]
     found = [model.logits([(start, tokens[start:end], blocks)])[0] for start, end in ((0, 37), (37, 38), (38, 100))]
     torch.testing.assert_close(torch.cat(found), whole, atol=2e-5, rtol=1e-4)
+
+
+def test_a_plugin_that_is_left_out_is_named_when_its_model_is_run_so(tmp_path, monkeypatch, caplog):
+    left_out = ["plugin 'granites' is left out: VLLM_PLUGINS does not name it"]
+    monkeypatch.setattr("hardpoint.config.fallback.absent_plugins", lambda: left_out)
+    folder = save(build(*OTHERS["granite"]), tmp_path)
+    with caplog.at_level(logging.WARNING, logger="hardpoint"):
+        EngineArgs(model=str(folder), skip_tokenizer_init=True).create_engine_config()
+    assert "GraniteForCausalLM has no implementation here" in caplog.text
+    assert left_out[0] in caplog.text
 
 
 def refused(folder, **options) -> str:

@@ -25,6 +25,9 @@ EARLY = (
     "--data-parallel-rpc-port",
     "--data-parallel-size-local",
     "--aggregate-engine-logging",
+    "--max-num-scheduled-tokens",
+    "--max-num-active-seqs",
+    "--long-prefill-token-threshold-adaptive",
 )
 
 

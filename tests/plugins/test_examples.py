@@ -50,6 +50,8 @@ FLAGS = [
     "--worker-cls", "acme_worker_cls.AcmeWorker",
     "--worker-extension-cls", "acme_worker_extension_cls.AcmeExtension",
     "--distributed-executor-backend", "acme_executor_class.AcmeExecutor",
+    "--tool-call-parser", "acme", "--enable-auto-tool-choice",
+    "--reasoning-parser", "acme",
     "--hf-overrides", '{"architectures": ["AcmeForCausalLM"]}',
     "--additional-config", '{"acme": {"ban": [5]}}',
     "--plugin-config", "acme.greeting=bonjour",
@@ -62,7 +64,7 @@ FLAGS = [
 def served(tmp_path_factory):
     plugins = [project_plugin(examples() / key, tmp_path_factory.mktemp("meta")) for key in KEYS]
     # The others are found by their flags.
-    names = ",".join(f"acme_{key}" for key in KEYS if not key.endswith(("_cls", "_class", "_overrides")))
+    names = ",".join(f"acme_{key}" for key in KEYS if not key.endswith(("_cls", "_class", "_overrides", "_plugin")))
     variables = {"VLLM_PLUGINS": names, "ACME_PLATFORM": "1", "VLLM_LOG_STATS_INTERVAL": "0.2"}
     with RunningServer(tiny_model(), FLAGS, plugins, variables) as server:
         yield server
@@ -88,7 +90,17 @@ def test_all_examples_run_in_one_server(served):
         ("model_loaders", "acme_npz"),
         ("structured_output_backends", "acme_choice"),
         ("plugin_config", "acme"),
+        ("tool_parsers", "acme"),
+        ("reasoning_parsers", "acme"),
     } <= registered
+    body = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 3,
+        "temperature": 0,
+        "tools": [{"function": {"name": "f"}}],
+    }
+    (choice,) = served.post("/v1/chat/completions", body).body["choices"]
+    assert choice["message"]["reasoning"], "without its mark all of an answer is reasoning"
     faults = [entry["detail"] for entry in served.ledger(kind="fault")]
     assert faults == []
 

@@ -70,6 +70,7 @@ def test_an_engine_answers_as_transformers(name, tmp_path):
         max_num_batched_tokens=32, max_num_seqs=4, num_gpu_blocks_override=40,
     ).create_engine_config()  # fmt: skip
     core = EngineCore(config, Executor.get_class(config), False)
+    assert len(core.kv_cache_config.kv_cache_groups) == (2 if name == "windows on some layers" else 1)
     try:
         first = random.Random(8).choices(range(3, 320), k=70)
         other = [*first[:48], *random.Random(9).choices(range(3, 320), k=20)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 from engine_fakes import make_config
@@ -27,6 +28,7 @@ PAGE = 16 * 3 * 128 * 2
 
 def build(specs: list[dict[str, KVCacheSpec]], memory: list[int], **config) -> list[KVCacheConfig]:
     settings = make_config(block_size=16, max_model_len=config.pop("max_model_len", 256))
+    settings.scheduler_config.disable_hybrid_kv_cache_manager = not config.pop("hybrid", True)
     for name, value in config.items():
         setattr(settings.cache_config, name, value)
     return DefaultKVCacheConfigBuilder(settings).build(specs, memory)
@@ -111,14 +113,47 @@ def test_layers_of_different_size_share_a_table():
     assert spec_of_layer(group, "b") == small
 
 
-def test_mixed_windows_are_stored_like_full_layers():
-    window = SlidingWindowSpec(block_size=16, num_kv_heads=3, head_size=64, dtype="bfloat16", sliding_window=32)
-    (plan,) = build([{"a": FULL, "b": window}], [PAGE * 50])
-    spec = spec_of_layer(plan.kv_cache_groups[0], "b")
-    assert isinstance(spec, FullAttentionSpec)
-    assert spec.sliding_window == 32
-    (alone,) = build([{"b": window}], [PAGE * 50])
-    assert alone.kv_cache_groups[0].kv_cache_spec == window
+WINDOW = SlidingWindowSpec(block_size=16, num_kv_heads=3, head_size=64, dtype="bfloat16", sliding_window=32)
+
+
+def test_each_kind_of_layer_has_groups_of_its_own_in_the_same_memory():
+    layers = {f"l{i}": FULL if i % 3 == 2 else WINDOW for i in range(9)}
+    (plan,) = build([layers], [3 * PAGE * 40 + 5])
+    assert plan.num_blocks == 40
+    assert [(group.layer_names, group.kv_cache_spec) for group in plan.kv_cache_groups] == [
+        (["l0", "l3", "l6"], WINDOW), (["l1", "l4", "l7"], WINDOW), (["l2", "l5", "l8"], FULL),
+    ]  # fmt: skip
+    assert [(tensor.layers, tensor.size, tensor.layer_stride) for tensor in plan.kv_cache_tensors] == [
+        (["l0", "l1", "l2"], 40 * PAGE, 0), (["l3", "l4", "l5"], 40 * PAGE, 0), (["l6", "l7", "l8"], 40 * PAGE, 0),
+    ]  # fmt: skip
+
+
+def test_groups_do_not_become_too_many():
+    layers = {f"l{i}": FULL if i == 5 else WINDOW for i in range(26)}
+    (plan,) = build([layers], [PAGE * 400])
+    lengths = [len(group.layer_names) for group in plan.kv_cache_groups]
+    assert lengths == [4, 4, 4, 4, 3, 3, 3, 1]
+    assert plan.num_blocks == 100
+
+
+def test_windowed_layers_are_stored_like_full_ones_where_groups_cannot_be():
+    def specs_of(*workers, **options):
+        plans = build(list(workers), [PAGE * 90] * len(workers), **options)
+        assert all(len(plan.kv_cache_groups) == 1 for plan in plans)
+        groups = [plan.kv_cache_groups[0] for plan in plans]
+        return [spec_of_layer(group, name) for group in groups for name in group.layer_names]
+
+    wide = replace(WINDOW, num_kv_heads=6)
+    for found in (
+        specs_of({"a": FULL, "b": WINDOW}, hybrid=False),
+        # Blocks of different sizes, and a stage without full layers.
+        specs_of({"a": FULL, "b": wide}),
+        specs_of({"a": FULL, "b": WINDOW}, {"c": WINDOW}),
+    ):
+        assert all(isinstance(spec, FullAttentionSpec) for spec in found)
+        assert found[1].sliding_window == 32
+    (alone,) = build([{"b": WINDOW}], [PAGE * 50])
+    assert alone.kv_cache_groups[0].kv_cache_spec == WINDOW
 
 
 def test_layers_that_store_nothing_are_left_out():

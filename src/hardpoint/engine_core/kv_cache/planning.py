@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hardpoint.contracts.kv_cache import (
+    FullAttentionSpec,
     KVCacheConfig,
     KVCacheConfigBuilder,
     KVCacheGroupSpec,
@@ -27,41 +28,41 @@ _PLATFORM = "hardpoint.platforms:current_platform"
 logger = init_logger(__name__)
 
 LayerSpecs = dict[str, KVCacheSpec]
+Groups = list[KVCacheGroupSpec]
 # The null block, which no request gets.
 _SPARE_BLOCKS = 1
+# Groups of layers beyond which shorter ones are rather padded.
+_MOST_GROUPS = 8
 
 
 class DefaultKVCacheConfigBuilder(KVCacheConfigBuilder):
     """One group over all layers, and one tensor per layer.
 
-    Where windowed and full layers are mixed, the windowed ones are stored like full ones.
+    Where windowed and full layers are mixed, each kind has groups of its own, whose layers share memory block by
+    block, so that windowed layers keep their window only. Where that cannot be (see `groups_of_kinds`), or is not
+    wanted (`disable_hybrid_kv_cache_manager`), windowed layers are stored like full ones.
     """
 
     def build(self, kv_cache_specs: list[LayerSpecs], available_memory: list[int]) -> list[KVCacheConfig]:
         """Plan by the worker with the fewest blocks; see the contract."""
-        layers = stored_layers(kv_cache_specs)
-        if not layers:
+        groups = plan_groups(self.vllm_config, kv_cache_specs)
+        if not groups:
             return [KVCacheConfig(num_blocks=_SPARE_BLOCKS, kv_cache_tensors=[], kv_cache_groups=[])] * len(
                 kv_cache_specs
             )
-        group = group_of(layers)
-        num_blocks = self._num_blocks(group, kv_cache_specs, available_memory)
-        return [
-            _plan_of_worker(group, [name for name in specs if name in layers], num_blocks) for specs in kv_cache_specs
-        ]
+        num_blocks = self._num_blocks(groups, kv_cache_specs, available_memory)
+        return [_plan_of_worker(groups, specs, num_blocks) for specs in kv_cache_specs]
 
-    def _num_blocks(
-        self, group: KVCacheGroupSpec, kv_cache_specs: list[LayerSpecs], available_memory: list[int]
-    ) -> int:
-        fitting = blocks_that_fit(group, kv_cache_specs, available_memory)
+    def _num_blocks(self, groups: Groups, kv_cache_specs: list[LayerSpecs], available_memory: list[int]) -> int:
+        fitting = blocks_that_fit(groups, kv_cache_specs, available_memory)
         override = self.vllm_config.cache_config.num_gpu_blocks_override
         if override is None:
-            check_one_request_fits(self.vllm_config, group, fitting, kv_cache_specs, available_memory)
+            check_one_request_fits(self.vllm_config, groups, fitting, kv_cache_specs, available_memory)
             return fitting
         logger.info("num_gpu_blocks_override: %d blocks instead of the %d that memory holds", override, fitting)
         if override > fitting:
             logger.warning("num_gpu_blocks_override=%d needs more memory than was found free", override)
-        needed = _blocks_per_request(self.vllm_config, group, _max_model_len(self.vllm_config)) + _SPARE_BLOCKS
+        needed = _blocks_per_request(self.vllm_config, groups, _max_model_len(self.vllm_config)) + _SPARE_BLOCKS
         if override < needed:
             logger.warning(
                 "num_gpu_blocks_override=%d is below the %d blocks of one request of max_model_len=%d tokens: "
@@ -101,19 +102,61 @@ def check_plans(plans: Sequence[KVCacheConfig], num_workers: int) -> None:
         )
 
 
+def plan_groups(vllm_config: VllmConfig, kv_cache_specs: list[LayerSpecs]) -> Groups:
+    """The groups of layers that share a block table; none when no layer stores anything."""
+    layers = stored_layers(kv_cache_specs)
+    if not layers:
+        return []
+    if UniformTypeKVCacheSpecs.is_uniform_type(layers):
+        return [group_of(layers)]
+    # A worker without layers of one kind could not follow the groups.
+    alike = all(specs.keys() == kv_cache_specs[0].keys() for specs in kv_cache_specs)
+    if alike and not vllm_config.scheduler_config.disable_hybrid_kv_cache_manager:
+        groups = groups_of_kinds(layers)
+        if groups:
+            return groups
+    return [group_of({name: _as_full(spec) for name, spec in layers.items()})]
+
+
+def groups_of_kinds(layers: LayerSpecs) -> Groups:
+    """Groups of layers with equal specs, as long as each other as far as that goes; none where that cannot be.
+
+    Layers of different groups use the same memory, each in blocks of its own, so all blocks must have one size. The
+    more groups, the less is wasted on shorter ones, and the more there is to do in every step.
+    """
+    kinds: dict[KVCacheSpec, list[str]] = {}
+    for name, spec in layers.items():
+        kinds.setdefault(spec, []).append(name)
+    sizes = {(spec.page_size_bytes, spec.block_size) for spec in kinds}
+    if len(sizes) > 1 or not all(isinstance(spec, (FullAttentionSpec, SlidingWindowSpec)) for spec in kinds):
+        return []
+    counts = [len(names) for names in kinds.values()]
+    for length in range(min(counts), max(counts) + 1):
+        if sum(_ceil_div(count, length) for count in counts) <= max(_MOST_GROUPS, len(kinds)):
+            break
+    groups = []
+    for spec, names in kinds.items():
+        number = _ceil_div(len(names), length)
+        groups += [KVCacheGroupSpec(layer_names=names[i::number], kv_cache_spec=spec) for i in range(number)]
+    return groups
+
+
+def _ceil_div(amount: int, unit: int) -> int:
+    return -(-amount // unit)
+
+
 def stored_layers(kv_cache_specs: list[LayerSpecs]) -> LayerSpecs:
-    """All layers that store something, over all workers, brought to one kind where that is possible."""
+    """All layers that store something, over all workers."""
     layers: LayerSpecs = {}
     for specs in kv_cache_specs:
         for name, spec in specs.items():
             if layers.setdefault(name, spec) != spec:
                 raise ConfigError(f"workers disagree about the KV cache of layer {name}", code="kv-cache-spec")
-    layers = {name: spec for name, spec in layers.items() if spec.page_size_bytes and not _stores_nothing(spec)}
-    if UniformTypeKVCacheSpecs.is_uniform_type(layers):
-        return layers
-    return {
-        name: spec.as_full_attention() if isinstance(spec, SlidingWindowSpec) else spec for name, spec in layers.items()
-    }
+    return {name: spec for name, spec in layers.items() if spec.page_size_bytes and not _stores_nothing(spec)}
+
+
+def _as_full(spec: KVCacheSpec) -> KVCacheSpec:
+    return spec.as_full_attention() if isinstance(spec, SlidingWindowSpec) else spec
 
 
 def _stores_nothing(spec: KVCacheSpec) -> bool:
@@ -136,46 +179,59 @@ def group_of(layers: LayerSpecs) -> KVCacheGroupSpec:
     return KVCacheGroupSpec(layer_names=list(layers), kv_cache_spec=uniform)
 
 
-def blocks_that_fit(group: KVCacheGroupSpec, kv_cache_specs: list[LayerSpecs], available_memory: list[int]) -> int:
+def blocks_that_fit(groups: Groups, kv_cache_specs: list[LayerSpecs], available_memory: list[int]) -> int:
     """Blocks that every worker has memory for."""
-    pages = (_page_bytes(group, specs) for specs in kv_cache_specs)
+    pages = (_page_bytes(groups, specs) for specs in kv_cache_specs)
     return min(max(0, free) // page for page, free in zip(pages, available_memory, strict=True) if page)
 
 
-def _page_bytes(group: KVCacheGroupSpec, specs: LayerSpecs) -> int:
-    """Bytes of one block over the layers of one worker."""
-    return sum(spec_of_layer(group, name).page_size_bytes for name in group.layer_names if name in specs)
+def _page_bytes(groups: Groups, specs: LayerSpecs) -> int:
+    """Bytes of one block over the layers of one worker: those of the longest group, as the others share its memory."""
+    return max(
+        sum(spec_of_layer(group, name).page_size_bytes for name in group.layer_names if name in specs)
+        for group in groups
+    )
 
 
-def _plan_of_worker(group: KVCacheGroupSpec, names: list[str], num_blocks: int) -> KVCacheConfig:
-    tensors = []
-    for name in names:
-        page = spec_of_layer(group, name).page_size_bytes
-        tensors.append(KVCacheTensor(size=num_blocks * page, layers=[name], layer_stride=0, block_stride=page))
-    spec = group.kv_cache_spec
+def _plan_of_worker(groups: Groups, specs: LayerSpecs, num_blocks: int) -> KVCacheConfig:
+    own = [
+        KVCacheGroupSpec(
+            layer_names=[name for name in group.layer_names if name in specs], kv_cache_spec=group.kv_cache_spec
+        )
+        for group in groups
+    ]
+    block_size = groups[0].kv_cache_spec.block_size
     return KVCacheConfig(
         num_blocks=num_blocks,
-        kv_cache_tensors=tensors,
-        kv_cache_groups=[KVCacheGroupSpec(layer_names=names, kv_cache_spec=spec)],
-        hash_block_size=spec.block_size,
-        cache_hit_alignment_tokens=spec.block_size,
+        kv_cache_tensors=[_tensor(own, place, num_blocks) for place in range(max(len(g.layer_names) for g in own))],
+        kv_cache_groups=own,
+        hash_block_size=block_size,
+        cache_hit_alignment_tokens=block_size,
     )
+
+
+def _tensor(groups: Groups, place: int, num_blocks: int) -> KVCacheTensor:
+    """The memory of the layers that stand at one place in their groups."""
+    at_place = [(group, group.layer_names[place]) for group in groups if place < len(group.layer_names)]
+    page = spec_of_layer(*at_place[0]).page_size_bytes
+    names = [name for _, name in at_place]
+    return KVCacheTensor(size=num_blocks * page, layers=names, layer_stride=0, block_stride=page)
 
 
 def check_one_request_fits(
     vllm_config: VllmConfig,
-    group: KVCacheGroupSpec,
+    groups: Groups,
     num_blocks: int,
     kv_cache_specs: list[LayerSpecs],
     available_memory: list[int],
 ) -> None:
     """ConfigError, with what to change, unless one request of `max_model_len` tokens fits."""
     max_model_len = _max_model_len(vllm_config)
-    needed = _blocks_per_request(vllm_config, group, max_model_len) + _SPARE_BLOCKS
+    needed = _blocks_per_request(vllm_config, groups, max_model_len) + _SPARE_BLOCKS
     if needed <= num_blocks:
         return
-    page = max(_page_bytes(group, specs) for specs in kv_cache_specs)
-    fits = longest_fitting(vllm_config, group, num_blocks)
+    page = max(_page_bytes(groups, specs) for specs in kv_cache_specs)
+    fits = longest_fitting(vllm_config, groups, num_blocks)
     shorter = f", or lower --max-model-len to {fits} or less (auto picks what fits)" if fits else ""
     raise ConfigError(
         f"one request of max_model_len={max_model_len} tokens needs {_size(needed * page)} of KV cache, "
@@ -191,23 +247,22 @@ def fit_max_model_len(vllm_config: VllmConfig, kv_cache_specs: list[LayerSpecs],
 
     ConfigError when not even one block's tokens do.
     """
-    layers = stored_layers(kv_cache_specs)
-    if not layers:
+    groups = plan_groups(vllm_config, kv_cache_specs)
+    if not groups:
         return _max_model_len(vllm_config)
-    group = group_of(layers)
     override = vllm_config.cache_config.num_gpu_blocks_override
-    num_blocks = override or blocks_that_fit(group, kv_cache_specs, available_memory)
-    fits = longest_fitting(vllm_config, group, num_blocks)
+    num_blocks = override or blocks_that_fit(groups, kv_cache_specs, available_memory)
+    fits = longest_fitting(vllm_config, groups, num_blocks)
     if fits == 0:
-        check_one_request_fits(vllm_config, group, num_blocks, kv_cache_specs, available_memory)
+        check_one_request_fits(vllm_config, groups, num_blocks, kv_cache_specs, available_memory)
     return fits
 
 
-def longest_fitting(vllm_config: VllmConfig, group: KVCacheGroupSpec, num_blocks: int) -> int:
+def longest_fitting(vllm_config: VllmConfig, groups: Groups, num_blocks: int) -> int:
     """Tokens of the longest request that `num_blocks` can hold, at most `max_model_len`."""
 
     def fits(num_tokens: int) -> bool:
-        return _blocks_per_request(vllm_config, group, num_tokens) + _SPARE_BLOCKS <= num_blocks
+        return _blocks_per_request(vllm_config, groups, num_tokens) + _SPARE_BLOCKS <= num_blocks
 
     low, high = 0, _max_model_len(vllm_config)
     if fits(high):
@@ -218,8 +273,8 @@ def longest_fitting(vllm_config: VllmConfig, group: KVCacheGroupSpec, num_blocks
     return low
 
 
-def _blocks_per_request(vllm_config: VllmConfig, group: KVCacheGroupSpec, num_tokens: int) -> int:
-    return group.kv_cache_spec.max_num_blocks_per_req(vllm_config, num_tokens)
+def _blocks_per_request(vllm_config: VllmConfig, groups: Groups, num_tokens: int) -> int:
+    return sum(group.kv_cache_spec.max_num_blocks_per_req(vllm_config, num_tokens) for group in groups)
 
 
 def _max_model_len(vllm_config: VllmConfig) -> int:
@@ -233,7 +288,7 @@ def describe_plan(vllm_config: VllmConfig, plan: KVCacheConfig) -> tuple[int, fl
     if not plan.kv_cache_groups:
         return 0, 0.0
     usable = plan.num_blocks - _SPARE_BLOCKS
-    blocks = sum(_blocks_per_request(vllm_config, group, _max_model_len(vllm_config)) for group in plan.kv_cache_groups)
+    blocks = _blocks_per_request(vllm_config, plan.kv_cache_groups, _max_model_len(vllm_config))
     concurrency = usable / blocks if blocks else 0.0
     return usable * plan.kv_cache_groups[0].kv_cache_spec.block_size // len(plan.kv_cache_groups), concurrency
 

@@ -59,14 +59,20 @@ class Executor(ABC):
     def get_class(vllm_config: VllmConfig) -> type[Executor]:
         """The class that `parallel_config.distributed_executor_backend` stands for.
 
-        A class, a built-in name or a dotted path. TypeError for what is not an Executor,
-        ConfigError for a name that cannot be resolved.
+        A class, a built-in name or a dotted path. TypeError for what is not an Executor, ConfigError for a
+        name that cannot be resolved, and for pipeline stages that the class does not support.
         """
         parallel = vllm_config.parallel_config
         backend = parallel.distributed_executor_backend or ("uni" if parallel.world_size == 1 else "mp")
         found = _load_backend(backend) if isinstance(backend, str) else backend
         if not (isinstance(found, type) and issubclass(found, Executor)):
             raise TypeError(f"distributed_executor_backend must be a subclass of Executor, got {found!r}")
+        if parallel.pipeline_parallel_size > 1 and not found.supports_pp:
+            raise ConfigError(
+                f"the executor {found.__module__}.{found.__qualname__} has no pipeline stages (supports_pp is False)",
+                code="executor-pipeline",
+                fix="leave --pipeline-parallel-size out, or use mp or ray",
+            )
         return found
 
     @abstractmethod

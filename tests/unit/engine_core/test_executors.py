@@ -23,7 +23,7 @@ def config_with(backend=None, world_size: int = 1, **parallel) -> SimpleNamespac
     config = make_config()
     config.parallel_config = SimpleNamespace(
         distributed_executor_backend=backend, world_size=world_size, tensor_parallel_size=world_size, nnodes=1,
-        worker_cls="auto", worker_extension_cls="", data_parallel_rank=0, **parallel,
+        worker_cls="auto", worker_extension_cls="", data_parallel_rank=0, **{"pipeline_parallel_size": 1, **parallel},
     )  # fmt: skip
     config.kv_transfer_config = config.compilation_config = None
     return config
@@ -66,6 +66,12 @@ def test_what_is_no_executor_is_a_type_error(backend):
 def test_a_backend_that_cannot_be_had_is_named(backend, text):
     with pytest.raises(ConfigError, match=text):
         Executor.get_class(config_with(backend))
+
+
+def test_pipeline_stages_need_an_executor_that_has_them():
+    assert Executor.get_class(config_with("mp", 2, pipeline_parallel_size=2)) is MultiprocExecutor
+    with pytest.raises(ConfigError, match=r"engine_fakes.FakeExecutor has no pipeline stages"):
+        Executor.get_class(config_with(FakeExecutor, 2, pipeline_parallel_size=2))
 
 
 # In this process.

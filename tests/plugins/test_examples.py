@@ -72,8 +72,11 @@ def served(tmp_path_factory):
 
 def test_all_examples_run_in_one_server(served):
     assert served.get("/v1/acme/hello") == (200, {"plugin": "acme", "model": "m"})
-    answer = served.complete([1, 2, 3], 4, return_token_ids=True, vllm_xargs={"acme_only": [7, 5]})
-    assert set(answer["choices"][0]["token_ids"]) == {7}
+    refused = served.post("/v1/completions", {"prompt": [1, 2, 3], "return_token_ids": True})
+    assert (refused.status, "AcmeRequestHook" in str(refused.body)) == (400, True)
+    answer = served.complete([1, 2, 3], 4, vllm_xargs={"acme_only": [7, 5]})
+    sevens = served.post("/detokenize", {"tokens": [7] * 4}).body["prompt"]
+    assert answer["choices"][0]["text"] == sevens
     overrides = {entry["name"]: entry["detail"] for entry in served.ledger(key="platforms", kind="override")}
     assert overrides == {"acme_platforms": "platform acme_platforms.platform.AcmePlatform"}
     log = served.log()

@@ -26,7 +26,7 @@ def check_project(project: Path | str) -> dict[str, Any]:
     path = Path(project) / "pyproject.toml"
     facts = tomllib.loads(path.read_text(encoding="utf-8")).get("project", {})
     published = facts.get("entry-points", {})
-    ours = {group: points for group, points in published.items() if group.startswith("vllm")}
+    ours = {group: points for group, points in published.items() if group.startswith(("vllm", "hardpoint"))}
     require(ours, str(path), "it publishes no entry point in a group of ours", f"add one of {', '.join(_GROUPS)}")
     found = {}
     for group, points in ours.items():

@@ -183,6 +183,23 @@ float largest_logit(const float* logits, int64_t vocab) {
     return faulty ? __builtin_nanf("") : largest_of(most);
 }
 
+// log(sum(e^x)) over a row.
+float log_sum(const float* logits, int64_t vocab) {
+    const float most = largest_logit(logits, vocab);
+    // Nothing but -infinity, an infinite logit or a NaN.
+    if (!(most - most == 0.0f)) return most;
+    double total = 0.0;
+    for (int64_t first = 0; first < vocab; first += MASS_RUN) {
+        Lanes sum = splat(0.0f);
+        in_sixteens(std::min(MASS_RUN, vocab - first), [&](int64_t i, int n) {
+            const Lanes grown = exponential(minus(load_some(logits + first + i, n), splat(most)));
+            sum = plus(sum, joined(grown, n, splat(0.0f)));
+        });
+        total += sum_of(sum);
+    }
+    return static_cast<float>(static_cast<double>(most) + __builtin_log(total));
+}
+
 int64_t first_at(const float* logits, int64_t vocab, float value) {
     for (int64_t i = 0; i < vocab; i += 16) {
         const int n = static_cast<int>(std::min<int64_t>(16, vocab - i));

@@ -86,6 +86,9 @@ struct HpDraw {
 HP_API void hp_draw(const HpDraw* rows, const float* logits, int64_t stride, int64_t vocab, int64_t count,
                     int64_t* tokens);
 
+// sums[i] = log(sum(exp(logits[i, :vocab]))).
+HP_API void hp_log_sums(const float* logits, int64_t stride, int64_t vocab, int64_t count, float* sums);
+
 // One operation of a program. Which fields it reads:
 //   EMBED      what: HpLinear of the embeddings; out. factor: multiplied with
 //   LINEAR     what: HpLinear; in, out, bias

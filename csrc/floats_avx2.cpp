@@ -10,4 +10,4 @@
 #include "draw.inl"
 
 const hardpoint::FloatKernels hardpoint::avx2_floats = {
-    "avx2", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, finish};
+    "avx2", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, log_sum, finish};

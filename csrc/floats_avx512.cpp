@@ -10,4 +10,4 @@
 #include "draw.inl"
 
 const hardpoint::FloatKernels hardpoint::avx512_floats = {
-    "avx512", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, finish};
+    "avx512", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, log_sum, finish};

@@ -10,4 +10,4 @@
 #include "draw.inl"
 
 const hardpoint::FloatKernels hardpoint::generic_floats = {
-    "generic", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, finish};
+    "generic", MOST_ROWS, rms_norm, layer_norm, rotate, activate, add, write, attend, join, draw, log_sum, finish};

@@ -63,6 +63,7 @@ struct FloatKernels {
     void (*join)(Partial& to, float* sums, const Partial& span, const float* span_sums, int64_t size);
     // The token of a row of logits, or what hp_draw says of a row without one. `weights` [vocab], `some` [vocab].
     int64_t (*draw)(const HpDraw& how, const float* logits, int64_t vocab, float* weights, uint64_t* some);
+    float (*log_sum)(const float* logits, int64_t vocab);
     void (*finish)(const Partial& partial, const float* sums, const float* sink, int64_t size, float* out);
 };
 

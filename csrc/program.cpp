@@ -371,6 +371,13 @@ void hp_draw(const HpDraw* rows, const float* logits, int64_t stride, int64_t vo
     Pool::get().run(&phase, 1, false);
 }
 
+void hp_log_sums(const float* logits, int64_t stride, int64_t vocab, int64_t count, float* sums) {
+    const auto one = [&](int64_t row, Lane&) { sums[row] = floats().log_sum(logits + row * stride, vocab); };
+    const Phase phase = phase_of(one, count);
+    const std::lock_guard lock(Pool::get().busy);
+    Pool::get().run(&phase, 1, false);
+}
+
 int32_t hp_run(const HpProgram* program, const HpStep* step) {
     if (!ids_are_known(*program, *step)) return -1;
     const std::lock_guard lock(Pool::get().busy);

@@ -16,6 +16,7 @@ from typing import Any
 
 from hardpoint.config import wire
 from hardpoint.config.async_scheduling import choose_async_scheduling
+from hardpoint.config.cache_dtype import choose_cache_dtype
 from hardpoint.config.draft import Draft, draft_of
 from hardpoint.config.model_facts import (
     build_hf_config,
@@ -404,6 +405,7 @@ STEPS = (
     Step("let the model's own hook check",        ask_model_hook),
     Step("choose the number format",              _choose_dtype),
     Step("choose the quantisation",               _choose_quantization),
+    Step("choose the KV cache's format",          choose_cache_dtype),
     Step("choose the loader",                     _choose_loader),
     Step("choose the reasoning parser",           _choose_reasoning_parser),
     Step("bound the context",                     _bound_context),

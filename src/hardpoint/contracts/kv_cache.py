@@ -171,7 +171,11 @@ class AttentionSpec(KVCacheSpec):
     def real_page_size_bytes(self) -> int:
         """Bytes a block needs, before padding."""
         elements = self.block_size * self.num_heads * (self.head_size + self.head_size_v)
-        return elements * dtype_size_bytes(self.dtype)
+        factors = 0
+        if self.kv_quant_mode is KVQuantMode.INT8_PER_TOKEN_HEAD:
+            # A float32 factor for each head of a token's key, and one for its value.
+            factors = 2 * self.block_size * self.num_heads * dtype_size_bytes("float32")
+        return elements * dtype_size_bytes(self.dtype) + factors
 
     @property
     def page_size_bytes(self) -> int:

@@ -150,6 +150,9 @@ def bytes_per_token(vllm_config: VllmConfig) -> int:
     name = model.dtype if cache.cache_dtype == "auto" else cache.cache_dtype
     number = DTYPE_BYTES.get(str(name).removeprefix("torch."), 4)
     heads = model.get_num_kv_heads(parallel) * model.get_head_size()
+    if name == "int8_per_token_head":
+        # A byte for each number, and a factor for each head.
+        number, heads = 1, heads + 4 * model.get_num_kv_heads(parallel)
     return max(1, 2 * model.get_num_layers(parallel) * heads * number)
 
 

@@ -55,6 +55,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64],
     ),
     "hp_draw": (None, [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p]),
+    "hp_log_sums": (None, [c_void_p, c_int64, c_int64, c_int64, c_void_p]),
     "hp_run": (c_int32, [c_void_p, c_void_p]),
 }
 
@@ -83,6 +84,7 @@ class Library:
         self.activate = self._held.hp_activate
         self.attention = self._free.hp_attention
         self.draw = self._free.hp_draw
+        self.log_sums = self._free.hp_log_sums
         self.run = self._free.hp_run
         self.pack = self._free.hp_pack
         self.packed_bytes = self._held.hp_packed_bytes

@@ -103,6 +103,16 @@ def activate(library: Library, kind: Activation, x: torch.Tensor) -> torch.Tenso
     return out
 
 
+def log_sums(logits: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp)) of each row of [rows, vocab] float32 logits: [rows, 1], the same whatever other rows there are."""
+    library = kernels() if logits.device.type == "cpu" and logits.dtype is _PLAIN and logits.stride(-1) == 1 else None
+    if library is None:
+        return logits.logsumexp(-1, keepdim=True)
+    sums = torch.empty((len(logits), 1), dtype=_PLAIN)
+    library.log_sums(logits.data_ptr(), logits.stride(0), logits.shape[1], len(logits), sums.data_ptr())
+    return sums
+
+
 def _heads(x: torch.Tensor, head_size: int) -> tuple[int, int, int]:
     return x.data_ptr(), x.stride(0), x.shape[1] // head_size
 

@@ -15,10 +15,11 @@ from hardpoint.contracts.attention_backend import (
     AttentionMetadata,
     AttentionType,
 )
-from hardpoint.contracts.kv_cache import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from hardpoint.contracts.kv_cache import FullAttentionSpec, KVCacheSpec, KVQuantMode, SlidingWindowSpec
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.attention.registry import AttentionBackendEnum
 from hardpoint.worker.attention.selector import get_attn_backend
+from hardpoint.worker.attention.storage import CACHE_DTYPES
 from hardpoint.worker.forward_context import get_forward_context
 
 
@@ -84,9 +85,7 @@ class Attention(nn.Module, AttentionLayerBase):
         if self.head_size_v != head_size:
             extra_impl_args["head_size_v"] = self.head_size_v
         self.impl = self._make_impl(alibi_slopes, logits_soft_cap, extra_impl_args)
-        self.kv_cache_torch_dtype: torch.dtype = (
-            dtype if self.kv_cache_dtype == "auto" else getattr(torch, self.kv_cache_dtype)
-        )
+        self.kv_cache_torch_dtype: torch.dtype = CACHE_DTYPES.get(self.kv_cache_dtype, dtype)
         # Scales of a quantised cache, which some backends read whether it is one or not.
         self._q_scale, self._k_scale, self._v_scale = (torch.tensor(1.0) for _ in range(3))
         self._q_scale_float = self._k_scale_float = self._v_scale_float = 1.0
@@ -157,6 +156,8 @@ class Attention(nn.Module, AttentionLayerBase):
             "head_size_v": self.head_size_v,
             "dtype": str(self.kv_cache_torch_dtype).removeprefix("torch."),
         }
+        if self.kv_cache_dtype == "int8_per_token_head":
+            facts["kv_quant_mode"] = KVQuantMode.INT8_PER_TOKEN_HEAD
         window = self.sliding_window
         spec = FullAttentionSpec(**facts) if window is None else SlidingWindowSpec(**facts, sliding_window=window)
         return self.attn_backend.customize_spec(spec)

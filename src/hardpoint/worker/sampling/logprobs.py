@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hardpoint.types.logprobs import LogprobsTensors
+from hardpoint.worker.kernels.ops import log_sums
 
 
 def gather_logprobs(
@@ -40,7 +41,7 @@ def gather_logprobs(
     else:
         columns, values = chosen_column, chosen_score
     if not as_logits:
-        values -= scores.logsumexp(-1, keepdim=True)
+        values -= log_sums(scores)
     return LogprobsTensors(columns.to(torch.int32), values, ranks.to(torch.int32))
 
 

@@ -18,6 +18,7 @@ from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
 from hardpoint.types.messages import EngineCoreOutputs, EngineCoreRequest, Ready
 
+_TOLD_LATELY_S = 2.0
 # Calls whose results are lists with one entry per worker, or per event.
 _JOINED = frozenset({"collective_rpc", "apply_model", "get_ledger"})
 
@@ -111,12 +112,20 @@ class _Load:
     def __init__(self) -> None:
         self.own = 0
         self.others = 0
+        self.told = 0.0
         self.last_given = 0.0
+
+    def note(self, requests: int) -> None:
+        """Take in how many requests the replica has."""
+        self.others = max(0, requests - self.own)
+        self.told = time.monotonic()
 
     @property
     def rank(self) -> tuple[int, float]:
         """The least one gets the next request; of equal ones the one that has waited longest for it."""
-        return (self.own + self.others, self.last_given)
+        # A replica tells one front end only in each step: what it told us may long be over.
+        others = self.others if time.monotonic() - self.told < _TOLD_LATELY_S else 0
+        return (self.own + others, self.last_given)
 
 
 class ReplicaClient:
@@ -171,8 +180,8 @@ class ReplicaClient:
             if output.finished:
                 self._forget(output.request_id)
         if outputs.scheduler_stats is not None:
-            stats, load = outputs.scheduler_stats, self._loads[outputs.engine_index]
-            load.others = max(0, stats.num_running_reqs + stats.num_waiting_reqs - load.own)
+            stats = outputs.scheduler_stats
+            self._loads[outputs.engine_index].note(stats.num_running_reqs + stats.num_waiting_reqs)
         return outputs
 
     async def call_utility_async(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:

@@ -115,6 +115,14 @@ def test_requests_of_other_front_ends_count(client):
     assert added(client) == [[], ["a", "b", "c"]]
 
 
+def test_what_was_told_long_ago_counts_no_more(client, monkeypatch):
+    client._clients[0].tell(running=5)
+    asyncio.run(client.get_output_async())
+    monkeypatch.setattr(replicas, "_TOLD_LATELY_S", 0.0)
+    add(client, "a", "b")
+    assert added(client) == [["a"], ["b"]]
+
+
 def test_an_abort_follows_its_request(client):
     add(client, "a", "b", "c")
     asyncio.run(client.abort_requests_async(["b", "a", "unknown"]))

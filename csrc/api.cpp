@@ -3,6 +3,11 @@
 #include <string_view>
 #include <vector>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #include "formats.h"
 #include "hardpoint.h"
 #include "linear.h"
@@ -15,16 +20,30 @@ namespace {
 
 constexpr int32_t ABI = 2;
 
+#if defined(__aarch64__)
+bool has_dot_products() {
+#if defined(__linux__)
+    return getauxval(AT_HWCAP) & HWCAP_ASIMDDP;
+#else
+    return true;  // every Apple processor of this architecture has them
+#endif
+}
+#endif
+
 std::vector<const Kernels*> usable() {
     std::vector<const Kernels*> found;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vnni");
+#if !defined(HARDPOINT_NO_AVX512_KERNELS)
     if (avx512) found.push_back(&avx512_kernels);
+#endif
     if (avx2) found.push_back(&avx2_kernels);
+#elif defined(__aarch64__)
+    if (has_dot_products()) found.push_back(&neon_kernels);
 #endif
     found.push_back(&generic_kernels);
     return found;

@@ -1,4 +1,7 @@
-"""Compile the CPU kernels: `python csrc/build.py OUTPUT [--sanitize]`. Standard library only.
+"""Compile the CPU kernels: `python csrc/build.py OUTPUT`. Standard library only.
+
+With `--check` the output is the program of check.cpp instead of the library, with `--sanitize` it stops at whatever
+reads or computes what it must not, and with `--target aarch64` it is for that architecture.
 
 Each instruction set's file is compiled for that instruction set, the rest for any processor of the
 architecture; which file's code runs is decided when the library is loaded.
@@ -28,12 +31,17 @@ AVX512 = (
     # Some compilers' own AVX-512 headers set off these two.
     "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
-X86 = {
-    "floats_avx2.cpp": AVX2,
-    "kernels_avx2.cpp": AVX2,
-    "floats_avx512.cpp": AVX512,
-    "kernels_avx512.cpp": AVX512,
+NEON = ("-march=armv8.2-a+dotprod",)
+TARGETS = {
+    "x86_64": {
+        "floats_avx2.cpp": AVX2,
+        "kernels_avx2.cpp": AVX2,
+        "floats_avx512.cpp": AVX512,
+        "kernels_avx512.cpp": AVX512,
+    },
+    "aarch64": {"kernels_neon.cpp": NEON},
 }
+ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 # Contracted products would round otherwise in one place than in another.
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread")
 SANITIZE = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g", "-O1")
@@ -43,33 +51,43 @@ class BuildError(Exception):
     """Why there is no library."""
 
 
-def compiler() -> list[str]:
+def compiler(target: str | None = None) -> list[str]:
     """The C++ compiler's command: $CXX, else the first that is found; BuildError when there is none."""
     if os.environ.get("CXX"):
         return shlex.split(os.environ["CXX"])
-    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    names = (f"{target}-linux-gnu-g++",) if target else ("c++", "g++", "clang++")
+    found = next((name for name in names if shutil.which(name)), None)
     if found is None:
-        raise BuildError("no C++ compiler was found (c++, g++ or clang++, or $CXX)")
+        raise BuildError(f"no C++ compiler was found ({', '.join(names)}, or $CXX)")
     return [found]
 
 
-def build(output: Path, sanitize: bool = False) -> Path:
-    """Compile the library to `output`, in whose place it is put when it is whole; BuildError with the reason."""
-    command, more = compiler(), SANITIZE if sanitize else ()
-    x86 = X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
-    files = {**dict.fromkeys(COMMON, ()), **x86}
+def build(output: Path, sanitize: bool = False, check: bool = False, target: str | None = None) -> Path:
+    """Compile to `output`, in whose place the result is put when it is whole; BuildError with the reason.
+
+    target  the architecture, when it is not this machine's
+    """
+    command, more = compiler(target), SANITIZE if sanitize else ()
+    machine = platform.machine().lower()
+    special = TARGETS.get(target or ALIASES.get(machine, machine), {})
+    if sanitize:
+        # Compilers take minutes to put checks into this one, which is the same templates as for narrower registers.
+        special = {name: flags for name, flags in special.items() if name != "kernels_avx512.cpp"}
+        more = (*more, "-DHARDPOINT_NO_AVX512_KERNELS")
+    files = {**dict.fromkeys(COMMON, ()), **special, **({"check.cpp": ()} if check else {})}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         objects = [str(Path(folder, f"{name}.o")) for name in files]
         steps = [
-            [*command, *FLAGS, *more, *flags, "-c", str(SOURCES / name), "-o", target]
-            for (name, flags), target in zip(files.items(), objects, strict=True)
+            [*command, *FLAGS, *more, *flags, "-c", str(SOURCES / name), "-o", made]
+            for (name, flags), made in zip(files.items(), objects, strict=True)
         ]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(_run, steps))
-        library = Path(folder, "library")
-        _run([*command, *more, "-shared", "-pthread", *objects, "-o", str(library)])
-        library.replace(output)
+        whole = Path(folder, "whole")
+        kind = ("-static",) if check and target else () if check else ("-shared",)
+        _run([*command, *more, *kind, "-pthread", *objects, "-o", str(whole)])
+        whole.replace(output)
     return output
 
 
@@ -87,9 +105,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("output", type=Path)
     parser.add_argument("--sanitize", action="store_true", help="with address and undefined-behaviour checks")
+    parser.add_argument("--check", action="store_true", help="a program that checks the kernels, not the library")
+    parser.add_argument("--target", choices=sorted(TARGETS), help="compile for this architecture")
     options = parser.parse_args()
     try:
-        build(options.output, options.sanitize)
+        build(options.output, options.sanitize, options.check, options.target)
     except BuildError as error:
         sys.exit(str(error))
     return 0

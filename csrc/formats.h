@@ -126,6 +126,8 @@ extern const Kernels generic_kernels;
 #if defined(__x86_64__)
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
+#elif defined(__aarch64__)
+extern const Kernels neon_kernels;
 #endif
 
 }  // namespace hardpoint

@@ -18,11 +18,14 @@
 // F32, F16 and BF16 are stored as [group][column][16 rows]. Rows are filled up with zeros to whole groups.
 //
 // The number of a quantised weight is scale * (code - zero point), or scale * code + minimum. Activations are
-// rounded to int8 in blocks of 32 columns; where a block's largest number is more than 1.5 times the token's root
-// mean square, what the rounding took off is kept as a second int8 in steps of 1/256. Products are summed exactly
-// in integers within a run of columns and in float32, run after run, over the columns. A row's result does not depend on how many tokens there
-// are, nor on how the work is shared among threads. A token with a number that is not finite has NaN results
-// where weights are quantised; other tokens are not touched.
+// rounded to 16 bits in blocks of 32 columns, and multiplied as two bytes or as one 16-bit number, whatever is
+// faster. Products are summed exactly in integers within a run of columns and in float32, run after run, over the
+// columns. A row's result does not depend on how many tokens there are, nor on how the work is shared among
+// threads. A token with a number that is not finite has NaN results where weights are quantised; other tokens are
+// not touched.
+//
+// For many tokens a group is unpacked first, into a byte for each code and float32 scales, which stay in a core's
+// cache while all the tokens of a piece of work are multiplied with them.
 
 #pragma once
 
@@ -61,8 +64,8 @@ HP_API const char* hp_isa();
 // Choose one by name; -1 when this processor lacks it.
 HP_API int32_t hp_use_isa(const char* name);
 
-// Threads that compute, the caller among them. With `cores` (null for none) thread i is bound to cores[i], the
-// caller being the first.
+// Threads that compute, the caller among them. With `cores` (null for none) thread i is bound to cores[i],
+// thread 0 being whoever calls next.
 HP_API void hp_set_threads(int32_t threads, const int32_t* cores);
 HP_API int32_t hp_threads();
 

@@ -71,8 +71,7 @@ void Pool::resize(int threads, const int32_t* cores) {
             work(*lane);
         });
     }
-    // Last, as new threads inherit what the caller may use.
-    if (cores) bind(cores[0]);
+    first_core_ = cores ? cores[0] : -1;
 }
 
 // Open a phase of the job, or end the job. What has one piece is done here and now.
@@ -122,6 +121,8 @@ void Pool::work(Lane& lane) {
 }
 
 void Pool::run(const Phase* phases, int64_t count, bool wake) {
+    static thread_local int32_t bound = -1;
+    if (first_core_ != bound) bind(bound = first_core_);
     Lane& lane = *lanes_.front();
     if (workers_.empty()) {
         for (int64_t i = 0; i < count; ++i)

@@ -57,8 +57,8 @@ public:
     // The one pool. It is never destroyed: its threads may outlive static objects.
     static Pool& get();
 
-    // Threads that compute, the caller of `run` among them. With `cores`, thread i is bound to cores[i] (the
-    // caller of `resize` is thread 0); new threads else may use the processors the caller may use.
+    // Threads that compute, the caller of `run` among them. With `cores`, thread i is bound to cores[i], thread 0
+    // being whoever calls `run`; new threads else may use the processors the caller may use.
     void resize(int threads, const int32_t* cores = nullptr);
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
@@ -91,6 +91,7 @@ private:
     uint32_t first_ = 0, next_ = 0;  // numbers of the job's first phase, and of the next job's
     uint32_t job_ = 0;
     bool wake_ = false;
+    int32_t first_core_ = -1;
 };
 
 }  // namespace hardpoint

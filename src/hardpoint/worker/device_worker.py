@@ -183,7 +183,8 @@ def set_threads(vllm_config: VllmConfig, local_rank: int) -> int:
     torch.set_num_threads(number)
     library = kernels()
     if library is not None:
-        library.set_threads(number)
+        # Threads beyond the cores that were named are not bound to one.
+        library.set_threads(number, sorted(cores) if len(cores) >= number else None)
     logger.info("%d CPU thread%s%s", number, "" if number == 1 else "s", f" on cores {sorted(cores)}" if cores else "")
     return number
 

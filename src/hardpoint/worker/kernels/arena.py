@@ -1,0 +1,54 @@
+"""Memory for packed weights, in huge pages where the system has them.
+
+Every token reads all weights once. With pages of 4 KiB looking up where they are takes a third of the memory's speed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import torch
+
+from hardpoint.log import init_logger
+
+logger = init_logger(__name__)
+
+_PAGE = 2 << 20
+_CHUNK = 32 << 20
+# Cache lines, and the widest registers.
+_ALIGNMENT = 64
+
+_lock = threading.Lock()
+_chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
+
+
+def allocate(size: int) -> torch.Tensor:
+    """[size] uint8, aligned to 64 bytes and not initialised. Neighbours share pages, which live as long as one of them."""
+    global _chunk
+    rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
+    with _lock:
+        if rounded > _chunk.numel():
+            fresh = _mapped(max(rounded, _CHUNK))
+            # What is left of the larger one of the two serves the next.
+            rest = fresh[rounded:]
+            if rest.numel() > _chunk.numel():
+                _chunk = rest
+            return fresh[:size]
+        taken, _chunk = _chunk[:size], _chunk[rounded:]
+        return taken
+
+
+def _mapped(size: int) -> torch.Tensor:
+    size = -(-size // _PAGE) * _PAGE
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    # One page more, to begin where a huge page may.
+    memory = mmap.mmap(-1, size + _PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError as error:
+        logger.info_once("no huge pages for weights, so reading them is slower: %s", error)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _PAGE
+    return whole[start : start + size]

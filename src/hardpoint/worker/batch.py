@@ -35,8 +35,10 @@ class RequestState:
     __slots__ = (
         "block_ids",
         "fault",
+        "lora_request",
         "output",
         "params",
+        "pooling_params",
         "prefill_len",
         "prompt",
         "prompt_logprobs",
@@ -54,6 +56,8 @@ class RequestState:
         self.output = LiveOutput(known[len(self.prompt) :])
         self.prefill_len = len(known)
         self.params = data.sampling_params or SamplingParams()
+        self.lora_request = data.lora_request
+        self.pooling_params = data.pooling_params
         self.block_ids = [list(ids) for ids in data.block_ids]
         self.slot = NO_SLOT
         self.row = -1

@@ -16,6 +16,7 @@ from hardpoint.contracts.worker import CompilationTimes, WorkerBase
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.log import init_logger
+from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.schedule import GrammarOutput, ModelRunnerOutput, SchedulerOutput
 from hardpoint.worker import runner
 from hardpoint.worker.distributed.parallel_state import (
@@ -25,6 +26,7 @@ from hardpoint.worker.distributed.parallel_state import (
     init_distributed_environment,
 )
 from hardpoint.worker.kernels.library import kernels
+from hardpoint.worker.lora.manager import AdapterManager, not_enabled
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
@@ -115,9 +117,28 @@ class Worker(WorkerBase):
         """What the loaded model can do."""
         return self.model_runner.get_supported_tasks()
 
+    def _adapters(self) -> AdapterManager:
+        adapters = self.model_runner.adapters
+        if adapters is None:
+            raise not_enabled()
+        return adapters
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter; whether it was not there before. ModelFileError when it cannot be."""
+        return self._adapters().add(lora_request)
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Drop an adapter; whether it was there."""
+        return self._adapters().remove(lora_id)
+
+    def pin_lora(self, lora_id: int) -> bool:
+        """Whether the adapter is there. It stays: the engine core, which says which are to go, passes it over."""
+        return lora_id in self._adapters().ids()
+
     def list_loras(self) -> set[int]:
-        """None: adapters are not supported by this version."""
-        return set()
+        """Ids of the loaded adapters."""
+        adapters = self.model_runner.adapters
+        return set() if adapters is None else adapters.ids()
 
     def get_model(self) -> nn.Module:
         """The loaded model."""

@@ -13,6 +13,9 @@ from hardpoint.worker.batch import RequestState
 from hardpoint.worker.sampling.logprobs import gather_logprobs
 from hardpoint.worker.step_inputs import StepInputs
 
+# (hidden states, which of the step's tokens they belong to) -> logits
+ComputeLogits = Callable[[Tensor, np.ndarray], Tensor]
+
 # Rows whose logits are held at once.
 _ROWS = 64
 
@@ -20,7 +23,7 @@ _ROWS = 64
 def collect_prompt_logprobs(
     step: StepInputs,
     hidden: Tensor,
-    compute_logits: Callable[[Tensor], Tensor],
+    compute_logits: ComputeLogits,
     vocab_size: int,
     as_logits: bool,
 ) -> dict[str, LogprobsLists | None]:
@@ -46,7 +49,7 @@ def _add_chunk(
     index: int,
     state: RequestState,
     hidden: Tensor,
-    compute_logits: Callable[[Tensor], Tensor],
+    compute_logits: ComputeLogits,
     vocab_size: int,
     as_logits: bool,
 ) -> None:
@@ -59,7 +62,8 @@ def _add_chunk(
     start = int(step.starts[index])
     for offset in range(0, max(rows, 0), _ROWS):
         count = min(_ROWS, rows - offset)
-        logits = compute_logits(hidden[start + offset : start + offset + count])
+        at = np.arange(start + offset, start + offset + count)
+        logits = compute_logits(hidden[at[0] : at[-1] + 1], at)
         target = first + offset + 1
         tokens = torch.tensor(state.prompt[target : target + count], dtype=torch.int64, device=logits.device)
         part = gather_logprobs(logits.to(torch.float32), tokens, prompt_columns(state, vocab_size), as_logits=as_logits)

@@ -1,0 +1,1 @@
+"""Low-rank adapters: read from PEFT folders, cut to this rank, added to what layers compute."""

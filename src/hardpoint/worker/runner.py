@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +31,9 @@ from hardpoint.worker.forward_context import set_forward_context
 from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.kv_memory import allocate_kv_cache
 from hardpoint.worker.loaders import building
+from hardpoint.worker.lora.manager import AdapterManager, make_manager
 from hardpoint.worker.pipeline import run_stage
+from hardpoint.worker.pooling.runner import PoolingRunner
 from hardpoint.worker.prompt_logprobs import collect_prompt_logprobs
 from hardpoint.worker.sampling.constraints import apply_grammar
 from hardpoint.worker.sampling.logits_processors import LogitsProcessors, ProcessorFault, context_of_rows
@@ -74,12 +76,14 @@ class ModelRunner:
         self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
         self.max_model_len: int = model_config.max_model_len or 1
         self.model: nn.Module | None = None
+        self.pooling: PoolingRunner | None = None
         self.sampler = Sampler(model_config.logprobs_mode, model_config.seed)
         self.requests = RequestTable(self.max_num_reqs, self.max_model_len, self.vocab_size, device)
         self.logits_processors: LogitsProcessors | None = None
         self.kv_caches: dict[str, Tensor] = {}
         self._rows = DenseRows()
         self._groups: list[tuple[AttentionMetadataBuilder[Any], list[str]]] = []
+        self.adapters: AdapterManager | None = None
         self._program: ProgramOfModel | None = None
         self._decodes_first_up_to: int | None = None
         self._open: _OpenStep | None = None
@@ -96,7 +100,10 @@ class ModelRunner:
         if load_dummy_weights:
             config.load_config.load_format = "dummy"
         self.model = building.get_model(vllm_config=config)
-        if is_text_generation_model(self.model):
+        self.adapters = make_manager(self.model, config, self.device)
+        if config.model_config.runner_type == "pooling":
+            self.pooling = PoolingRunner(self.model)
+        elif is_text_generation_model(self.model):
             self._build_logits_processors()
 
     def _build_logits_processors(self) -> None:
@@ -114,6 +121,8 @@ class ModelRunner:
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """What the loaded model can do."""
+        if self.pooling is not None:
+            return self.pooling.tasks()
         return ("generate",) if is_text_generation_model(self.get_model()) else ()
 
     def attention_layers(self) -> dict[str, AttentionLayerBase]:
@@ -152,7 +161,9 @@ class ModelRunner:
         self._decodes_first_up_to = min((t for t in thresholds if t is not None), default=None)
         self.requests.set_block_tables(tables)
         group_of = {name: number for number, (_, names) in enumerate(self._groups) for name in names}
-        self._program = ProgramOfModel(self.get_model(), self.vllm_config, group_of)
+        # Without adapters: steps in which nobody has one run as the program.
+        with self.adapters.set_aside() if self.adapters is not None else nullcontext():
+            self._program = ProgramOfModel(self.get_model(), self.vllm_config, group_of)
 
     @torch.inference_mode()
     def warm_up(self) -> None:
@@ -213,6 +224,8 @@ class ModelRunner:
         hidden = self._forward(inputs)
         if hidden is None:
             return EMPTY_MODEL_RUNNER_OUTPUT
+        if self.pooling is not None:
+            return self.pooling.pool(inputs, hidden, self.requests)
         self._open = _OpenStep(inputs, hidden)
         return None if plan.has_structured_output_requests else self.sample_tokens(None)
 
@@ -227,7 +240,9 @@ class ModelRunner:
         input_ids, positions = model_inputs(self.requests, inputs)
         common = attention_inputs(self.requests, inputs, positions)
         built = [builder.build(0, part) for (builder, _), part in zip(self._groups, common, strict=True)]
-        program = self._program.current() if self._program is not None else None
+        adapted = self.adapters is not None and self.adapters.begin(inputs.states, inputs.starts)
+        # A program knows the layers without their adapters.
+        program = self._program.current() if self._program is not None and not adapted else None
         if program is not None:
             return program.run(input_ids, positions, built)
         metadata: dict[str, Any] = {}
@@ -235,8 +250,13 @@ class ModelRunner:
         for (_, names), part, whole in zip(self._groups, built, common, strict=True):
             metadata.update(dict.fromkeys(names, part))
             slot_mapping.update(dict.fromkeys(names, whole.slot_mapping))
-        with set_forward_context(metadata, self.vllm_config, inputs.total_tokens, slot_mapping=slot_mapping):
-            return run_stage(self.get_model(), input_ids=input_ids, positions=positions)
+        more: dict[str, Any] = {}
+        if self.pooling is not None:
+            metadata.update(self.pooling.attention_metadata(inputs))
+            more = self.pooling.model_arguments(inputs, self.device)
+        context = set_forward_context(metadata, self.vllm_config, inputs.total_tokens, slot_mapping=slot_mapping)
+        with context, self.adapters.rows() if self.adapters is not None else nullcontext():
+            return run_stage(self.get_model(), input_ids=input_ids, positions=positions, **more)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:
@@ -287,11 +307,13 @@ class ModelRunner:
         at = step.inputs.last_rows[list(indices)]
         every = len(at) == len(step.hidden) and bool((at == np.arange(len(at))).all())
         hidden = step.hidden if every else step.hidden[torch.from_numpy(at).to(self.device)]
-        return self._compute_logits(hidden)
+        return self._compute_logits(hidden, at)
 
-    def _compute_logits(self, hidden: Tensor) -> Tensor:
+    def _compute_logits(self, hidden: Tensor, rows: np.ndarray) -> Tensor:
+        """Logits of hidden states, which are those of the step's tokens at `rows`."""
         model: Any = self.get_model()
-        return model.compute_logits(hidden)
+        with self.adapters.rows(rows) if self.adapters is not None else nullcontext():
+            return model.compute_logits(hidden)
 
     def _follow_rows(self, wanted: list[RequestState], errors: dict[str, str]) -> list[RequestState]:
         """The requests to sample in row order, after row-keyed processors were told of them."""

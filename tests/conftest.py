@@ -14,6 +14,8 @@ from hardpoint.extensions import plugin_config
 
 # As workers do for themselves: torch's threads must not spin while other tests want the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Triton decides when it is imported whether kernels are interpreted, as they must be without a GPU.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)

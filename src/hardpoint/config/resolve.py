@@ -28,6 +28,7 @@ from hardpoint.config.model_facts import (
 )
 from hardpoint.config.model_files import hub_of, locate
 from hardpoint.config.model_hooks import ask_model_hook
+from hardpoint.config.pooling import longest_input, settle_pooling
 from hardpoint.config.sections import CompilationMode, ModelConfig, ParallelConfig, VllmConfig, near_miss
 from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
@@ -250,6 +251,8 @@ def _choose_loader(config: VllmConfig, platform: Any) -> None:
 def _bound_context(config: VllmConfig, platform: Any) -> None:
     model = config.model_config
     limit = derived_max_model_len(model.hf_text_config)
+    inputs = longest_input(model)
+    limit = inputs if limit is None else min(limit, inputs or limit)
     window = model.get_sliding_window()
     if model.disable_sliding_window and window is not None:
         limit = min(limit or window, window)
@@ -266,6 +269,10 @@ def _bound_context(config: VllmConfig, platform: Any) -> None:
     config.scheduler_config.verify_max_model_len(model.max_model_len or 1)
     config.cache_config.copy_facts(model)
     model.verify_with_parallel_config(config.parallel_config)
+
+
+def _settle_pooling(config: VllmConfig, platform: Any) -> None:
+    settle_pooling(config)
 
 
 def _allow_longer(model: ModelConfig, limit: int) -> None:
@@ -358,6 +365,8 @@ def _choose_compilation(config: VllmConfig, platform: Any) -> None:
 def _choose_attention(config: VllmConfig, platform: Any) -> None:
     attention = config.attention_config
     given = attention.backend or envs.VLLM_ATTENTION_BACKEND
+    # A member of AttentionBackendEnum crosses to other processes as its name.
+    given = getattr(given, "name", given)
     if given is None or given.lower() == "auto":
         attention.backend = None
         return
@@ -409,6 +418,7 @@ STEPS = (
     Step("choose the loader",                     _choose_loader),
     Step("choose the reasoning parser",           _choose_reasoning_parser),
     Step("bound the context",                     _bound_context),
+    Step("settle how the model pools",            _settle_pooling),
     Step("name the model",                        _name_model),
     Step("choose the executor",                   _choose_executor,     always=True),
     Step("check the names of classes",            _check_names,         always=True),

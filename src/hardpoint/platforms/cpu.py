@@ -10,9 +10,9 @@ from hardpoint.contracts.platform import Platform, PlatformEnum
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.refs import load_ref
-from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
 from hardpoint.platforms import memory
+from hardpoint.platforms.attention_choice import choose_attention
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import CacheConfig, VllmConfig
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 WORKER = "hardpoint.worker.device_worker.Worker"
-ATTENTION = "CPU_ATTN"
+# Best first.
+ATTENTION = ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION")
 COMMUNICATOR = "hardpoint.worker.distributed.communicators.CpuCommunicator"
 DEFAULT_SHARE = 0.92
 DEFAULT_CAP_BYTES = 4 << 30
@@ -91,9 +92,8 @@ class CpuPlatform(Platform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """The named backend, else what stands under our own name."""
-        name = ATTENTION if selected_backend is None else getattr(selected_backend, "name", selected_backend)
-        return registry("attention_backends").entry(str(name)).target.replace(":", ".")
+        """The named backend, else the first of ours that can compute the layer; see `choose_attention`."""
+        return choose_attention(cls, selected_backend, attn_selector_config, ATTENTION)
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.contracts.platform import DeviceCapability, Platform, PlatformEnum
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.refs import load_ref
-from hardpoint.extensions.registry import registry
+from hardpoint.platforms.attention_choice import choose_attention
 
 if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
 
 WORKER = "hardpoint.worker.device_worker.Worker"
-# Plain torch, so it runs on any device; faster backends come as entries of `attention_backends`.
-ATTENTION = "CPU_ATTN"
+# Best first; the last runs on any device.
+ATTENTION = ("TRITON_ATTN", "FLEX_ATTENTION", "TORCH_SDPA")
 COMMUNICATOR = "hardpoint.worker.distributed.communicators.CudaCommunicator"
 
 
@@ -95,9 +95,8 @@ class CudaPlatform(Platform):
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:
-        """The named backend if it is registered, else the plain torch one."""
-        name = ATTENTION if selected_backend is None else getattr(selected_backend, "name", selected_backend)
-        return registry("attention_backends").entry(str(name)).target.replace(":", ".")
+        """The named backend, else the first of ours that can compute the layer; see `choose_attention`."""
+        return choose_attention(cls, selected_backend, attn_selector_config, ATTENTION)
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:

@@ -14,7 +14,7 @@ from hardpoint.contracts.custom_op import maybe_get_oot_by_class
 from hardpoint.log import init_logger
 from hardpoint.worker.kernels.library import Library, kernels
 from hardpoint.worker.layers import linear, logits_processor, vocab_parallel_embedding
-from hardpoint.worker.layers.fused_moe import FusedMoE, UnquantizedFusedMoEMethod
+from hardpoint.worker.layers.fused_moe import FusedMoE, GateLinear, UnquantizedFusedMoEMethod
 
 logger = init_logger(__name__)
 
@@ -24,6 +24,7 @@ _LINEAR = (
     linear.MergedColumnParallelLinear,
     linear.QKVParallelLinear,
     linear.RowParallelLinear,
+    GateLinear,
 )
 _EMBEDDING = (
     vocab_parallel_embedding.VocabParallelEmbedding,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.layers.fused_moe import FusedMoE
 from hardpoint.worker.models.decoder import FUSED_PARTS
 from hardpoint.worker.models.loading import WeightsMapper
@@ -15,6 +16,11 @@ FUSED_PARTS_AND_EXPERTS = FUSED_PARTS | WeightsMapper(
         for theirs, ours in (("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2"))
     }
 )
+
+
+def config_of_gate(quant_config: QuantizationConfig | None) -> QuantizationConfig | None:
+    """What a gate is stored and computed by: with GGUF files by the kernels, which do not round float weights."""
+    return quant_config if quant_config is not None and quant_config.get_name() == "gguf" else None
 
 
 def count_experts(model: Any) -> None:

@@ -18,7 +18,7 @@ from hardpoint.worker.models.decoder import (
     DecoderModel,
     kv_heads_of,
 )
-from hardpoint.worker.models.experts import count_experts
+from hardpoint.worker.models.experts import config_of_gate, count_experts
 
 MixtralAttention = DecoderAttention
 
@@ -37,7 +37,14 @@ class MixtralMoE(nn.Module):
         prefix: str = "",
     ) -> None:
         super().__init__()
-        self.gate = GateLinear(hidden_size, num_experts, bias=False, params_dtype=params_dtype, prefix=f"{prefix}.gate")
+        self.gate = GateLinear(
+            hidden_size,
+            num_experts,
+            bias=False,
+            params_dtype=params_dtype,
+            prefix=f"{prefix}.gate",
+            quant_config=config_of_gate(quant_config),
+        )
         self.experts = FusedMoEFactory(
             num_experts=num_experts,
             top_k=top_k,

@@ -20,7 +20,7 @@ from hardpoint.worker.models.decoder import (
     GatedMLP,
     kv_heads_of,
 )
-from hardpoint.worker.models.experts import FUSED_PARTS_AND_EXPERTS, count_experts
+from hardpoint.worker.models.experts import FUSED_PARTS_AND_EXPERTS, config_of_gate, count_experts
 from hardpoint.worker.models.loading import extract_layer_index
 
 Qwen3MoeMLP = GatedMLP
@@ -36,7 +36,13 @@ class Qwen3MoeSparseMoeBlock(nn.Module):
         self.n_routed_experts = self.n_logical_experts = config.num_experts
         self.n_physical_experts = self.n_local_physical_experts = config.num_experts
         self.n_redundant_experts = 0
-        self.gate = GateLinear(config.hidden_size, config.num_experts, bias=False, prefix=f"{prefix}.gate")
+        self.gate = GateLinear(
+            config.hidden_size,
+            config.num_experts,
+            bias=False,
+            prefix=f"{prefix}.gate",
+            quant_config=config_of_gate(vllm_config.quant_config),
+        )
         self.experts = FusedMoEFactory(
             num_experts=config.num_experts,
             top_k=config.num_experts_per_tok,

@@ -60,6 +60,16 @@ def test_the_kernels_compute_with_the_stored_weights(name, tmp_path, paged_model
     assert (quick.whole(tokens) - exact).abs().max() < 0.12 * exact.abs().max()
 
 
+@pytest.mark.parametrize("name", ["llama with experts", "qwen3moe"])
+def test_company_does_not_change_which_experts_are_chosen(name, tmp_path, paged_model, tokens):
+    architecture, kind, settings = VARIANTS[name]
+    path = tiny_ggufs.write(build(kind, settings), architecture, tmp_path / "tiny.gguf", "Q8_0")
+    model = paged_model(path, dtype="auto")
+    alone = model.whole(tokens[:40])
+    first, _ = model.logits([(0, tokens[:40], [1, 2, 3]), (0, tokens[40:], [4, 5, 6, 7])])
+    assert torch.equal(first, alone)
+
+
 @pytest.mark.parametrize("architecture", KINDS)
 def test_names_cover_those_of_the_gguf_package(architecture):
     """Every tensor that llama.cpp may have in such a model has a place in ours."""

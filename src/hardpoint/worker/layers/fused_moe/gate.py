@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.layers.linear import ReplicatedLinear
 
 
 class GateLinear(ReplicatedLinear):
-    """A small linear layer, never quantised and the same on every rank.
+    """A small linear layer, the same on every rank, whose numbers stay what they are.
 
     out_dtype             number format of what it returns; that of the input unless given
     force_fp32_compute    multiply in float32 whatever the input is
+    quant_config          how it is stored and computed, if that does not round; by most it is left out
     """
 
     def __init__(
@@ -23,10 +25,14 @@ class GateLinear(ReplicatedLinear):
         params_dtype: torch.dtype | None = None,
         force_fp32_compute: bool = False,
         prefix: str = "",
+        *,
+        quant_config: QuantizationConfig | None = None,
     ) -> None:
         if force_fp32_compute:
             params_dtype, out_dtype = torch.float32, out_dtype or torch.float32
-        super().__init__(input_size, output_size, bias=bias, params_dtype=params_dtype, prefix=prefix)
+        super().__init__(
+            input_size, output_size, bias=bias, params_dtype=params_dtype, quant_config=quant_config, prefix=prefix
+        )
         self.out_dtype = out_dtype
 
     def set_out_dtype(self, out_dtype: torch.dtype) -> None:

@@ -118,6 +118,8 @@ class Server:
             if self.process.poll() is not None:
                 break
             if self._healthy():
+                for process in self.processes():
+                    give_priority(process.pid)
                 return self
             time.sleep(0.1)
         tail = self.log.read_text(errors="replace")[-3000:]
@@ -198,6 +200,12 @@ def _pss_by_path(pid: int) -> list[tuple[str, float]]:
 
 def _end_with_parent() -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def give_priority(pid: int) -> None:
+    """Give a process's session this process's priority: Linux may schedule sessions as groups, and only these count."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(os.getpriority(os.PRIO_PROCESS, 0)))
 
 
 def free_port() -> int:

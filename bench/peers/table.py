@@ -25,7 +25,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,12 @@ BY_NAME = {load.name: load for load in LOADS}
 # The same answers also tell how fast the long prompt was read.
 LONG = "decode, 1 stream at 2,000 tokens"
 LONG_PREFILL = "prefill of 2,000 tokens"
-NEIGHBOUR_LOADS = ("decode, 1 stream", "8 streams, 64 in / 64 out")
+# Short, since a server may get slower by a large factor.
+NEIGHBOUR_LOADS = (
+    Load("decode, 1 stream", 1, 16, 24, Shape(1, 4096), decode_rate),
+    Load("8 streams, 32 in / 16 out", 8, 32, 16, Shape(8, 1024), output_rate),
+)
+NEIGHBOUR_ROUNDS = 3
 
 
 class Bench:
@@ -191,9 +196,10 @@ def _busy_cpu() -> float:
 
 
 def turns_of(bench: Bench, load: Load, first: Server, second: Server) -> list[dict[str, Turn]]:
-    """Give two servers a load turn about, after one turn each that does not count."""
-    turn(first, bench.asks(load))
-    turn(second, bench.asks(load))
+    """Give two servers a load turn about, after a short one each that does not count."""
+    short = replace(load, inputs=min(load.inputs, 64), outputs=min(load.outputs, 8))
+    for server in (first, second):
+        turn(server, bench.asks(short))
     taken: list[dict[str, Turn]] = []
     for number in range(bench.options.pairs):
         asks = bench.asks(load)
@@ -311,7 +317,7 @@ def first_token_s(bench: Bench, server: Server) -> float:
 
 def measure_neighbour(bench: Bench) -> None:
     """How much slower each gets when another process takes one core for itself."""
-    wanted = [BY_NAME[name] for name in NEIGHBOUR_LOADS if bench.wants(f"busy neighbour/{name}")]
+    wanted = [load for load in NEIGHBOUR_LOADS if bench.wants(f"busy neighbour/{load.name}")]
     if not wanted:
         return
     file = model_file(bench.folder, "smollm2-q4_1")
@@ -328,7 +334,7 @@ def measure_neighbour(bench: Bench) -> None:
 
 def _slower(bench: Bench, load: Load, both: Sequence[Server]) -> dict[str, list[float]]:
     slower: dict[str, list[float]] = {server.plan.name: [] for server in both}
-    for number in range(bench.options.pairs + 1):
+    for number in range(NEIGHBOUR_ROUNDS + 1):
         for server in both:
             alone = load.figure(turn(server, bench.asks(load)).outcome)
             with busy_neighbour(number % (os.cpu_count() or 1)):
@@ -395,6 +401,7 @@ def main() -> None:
     parser.add_argument("--report-only", action="store_true", help="measure nothing, write the table of what is saved")
     options = parser.parse_args()
     options.pairs = options.pairs or (3 if options.quick else 5)
+    servers.give_priority(os.getpid())
     options.out = options.out or options.folder / "results.json"
     bench = Bench(options)
     started = time.perf_counter()

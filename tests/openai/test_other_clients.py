@@ -118,6 +118,29 @@ print(model.prompt("Hi", schema=SCHEMA, max_tokens=60, temperature=0, stream=Fal
     assert set(json.loads(structured)) == {"sure"}
 
 
+def test_anthropic(run):
+    whole, streamed, call, counted = run("""
+import json, anthropic
+client = anthropic.Anthropic(base_url=URL.removesuffix("/v1"), api_key=KEY, max_retries=0)
+common = dict(model=MODEL, messages=[{"role": "user", "content": "Hi"}], extra_body={"temperature": 0})
+answer = client.messages.create(max_tokens=6, system="Be brief.", **common)
+print(json.dumps(answer.content[0].text))
+with client.messages.stream(max_tokens=6, system="Be brief.", **common) as stream:
+    print(json.dumps("".join(stream.text_stream)))
+    assert stream.get_final_message().usage.output_tokens == 6
+tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+with client.messages.stream(max_tokens=200, tools=[tool], tool_choice={"type": "any"}, **common) as stream:
+    message = stream.get_final_message()
+assert message.stop_reason == "tool_use", message
+print(json.dumps([[block.name, block.input] for block in message.content]))
+print(client.messages.count_tokens(model=MODEL, messages=common["messages"]).input_tokens)
+""")
+    assert json.loads(whole) == json.loads(streamed)
+    name, arguments = json.loads(call)[0]
+    assert (name, set(arguments)) == ("get_weather", {"unit"})
+    assert int(counted) > 0
+
+
 def test_what_the_clients_are_is_pinned():
     """Each of them is a dependency of the tests, so that none of the above is left out."""
     text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text(encoding="utf-8")

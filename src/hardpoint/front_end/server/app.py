@@ -27,6 +27,7 @@ from hardpoint.front_end.server.routes import (
     dev,
     health,
     lora,
+    messages,
     metrics,
     models,
     page,
@@ -36,6 +37,7 @@ from hardpoint.front_end.server.routes import (
 from hardpoint.front_end.server.serving.chat import ChatService
 from hardpoint.front_end.server.serving.completions import CompletionService
 from hardpoint.front_end.server.serving.context import ServerContext
+from hardpoint.front_end.server.serving.messages import MessagesService
 from hardpoint.front_end.server.serving.tokenize import TokenizeService
 from hardpoint.front_end.server.settings import ServerSettings
 from hardpoint.log import init_logger
@@ -45,7 +47,7 @@ logger = init_logger(__name__)
 DEFAULT_TASKS = ("generate",)
 # What needs no key: these functions of ours, wherever they stand. A plugin's route never does.
 _OPEN_ENDPOINTS = (health.health, health.ping, metrics.metrics, page.page)
-_LOAD_PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+_LOAD_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize")
 
 
 def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> FastAPI:
@@ -79,7 +81,7 @@ def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> 
 def _include_routes(app: FastAPI, settings: ServerSettings, tasks: tuple[str, ...]) -> None:
     routers = [page.router, health.router, metrics.router, models.router, tokenize.router, plugins.router]
     if "generate" in tasks:
-        routers += [completions.router, chat.router]
+        routers += [completions.router, chat.router, messages.router]
     if settings.enable_tokenizer_info_endpoint:
         routers.append(tokenize.info_router)
     if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
@@ -155,5 +157,6 @@ async def init_app_state(engine_client: EngineClient, state: State, args: Namesp
     state.context = context
     state.openai_serving_completion = CompletionService(context)
     state.openai_serving_chat = ChatService(context)
+    state.anthropic_serving_messages = MessagesService(context, state.openai_serving_chat)
     state.openai_serving_tokenization = TokenizeService(context)
     await endpoints.init_endpoint_plugins_state(engine_client, state, args)

@@ -11,7 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hardpoint.front_end.server.auth import route_path
+from hardpoint.front_end.server.errors import route_path
 from hardpoint.front_end.server.errors import ApiError, Failure, failure_of, report
 from hardpoint.log import init_logger
 

@@ -9,16 +9,7 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hardpoint.front_end.server.errors import Failure
-
-
-def route_path(scope: Scope) -> str:
-    """The path the router matches: without the root path a proxy adds."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
-    if root and (path == root or path.startswith(root + "/")):
-        return path[len(root) :] or "/"
-    return path
+from hardpoint.front_end.server.errors import Failure, route_path
 
 
 def is_preflight(scope: Scope) -> bool:
@@ -62,24 +53,27 @@ class ApiKeyGuard:
         failure = Failure(
             401,
             "AuthenticationError",
-            "Unauthorized: a valid API key is needed, as the header 'Authorization: Bearer KEY'",
+            "Unauthorized: a valid API key is needed, as the header 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'",
             headers={"WWW-Authenticate": "Bearer"},
         )
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "Unauthorized"})
             return
-        await failure.response()(scope, receive, send)
+        await failure.response(route_path(scope))(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         return self._open.has(scope) or is_preflight(scope) or self._has_key(scope)
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(given) != 1:
-            return False
-        scheme, _, token = given[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
+        scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        # Anthropic's clients send theirs bare.
+        bare = [value for name, value in scope["headers"] if name == b"x-api-key"]
+        if scheme.lower() == b"bearer":
+            return self._is_key(token)
+        return not given and len(bare) == 1 and self._is_key(bare[0])
+
+    def _is_key(self, token: bytes) -> bool:
         digest = _digest(token.strip())
         # Every key is compared, so that the time taken tells nothing.
         matches = [secrets.compare_digest(digest, known) for known in self._digests]

@@ -14,6 +14,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Scope
 
 from hardpoint.errors import AdmissionError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.log import init_logger
@@ -27,6 +28,17 @@ _ADDRESS = re.compile(r"\s*\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 # An absolute path of two parts or more; a URL's path follows a word character and is left alone.
 _PATH = re.compile(r"(?<![\w/.:])/(?:[\w.@+~-]+/)+[\w.@+~-]*|\b[A-Za-z]:\\[^\s'\"]+")
+
+
+_MESSAGES_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 class ApiError(Exception):
@@ -65,9 +77,15 @@ class Failure:
         message = self.message.encode("utf-8", "replace").decode()
         return {"error": {"message": message, "type": self.kind, "param": self.param, "code": self.status}}
 
-    def response(self) -> Response:
-        """The same as a JSON response."""
-        return Response(msgspec.json.encode(self.body()), self.status, self.headers, media_type="application/json")
+    def messages_body(self) -> dict[str, Any]:
+        """Anthropic's error object."""
+        kind = _MESSAGES_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.body()["error"]["message"]}}
+
+    def response(self, path: str = "") -> Response:
+        """The same as a JSON response, in the shape of the API that `path` belongs to."""
+        body = self.messages_body() if path.startswith("/v1/messages") else self.body()
+        return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
 
 
 def not_found(message: str, param: str | None = None) -> ApiError:
@@ -184,6 +202,15 @@ def report(error: Exception, failure: Failure, stack: bool) -> None:
     )
 
 
+def route_path(scope: Scope) -> str:
+    """The path the router matches: without the root path a proxy adds."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "").rstrip("/")
+    if root and (path == root or path.startswith(root + "/")):
+        return path[len(root) :] or "/"
+    return path
+
+
 def install_error_handlers(app: FastAPI, log_error_stack: bool) -> None:
     """Answer every exception a route or the router raises in OpenAI's shape.
 
@@ -193,7 +220,7 @@ def install_error_handlers(app: FastAPI, log_error_stack: bool) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         failure = failure_of(error)
         report(error, failure, log_error_stack)
-        return failure.response()
+        return failure.response(route_path(request.scope))
 
     async def nobody_listens(request: Request, error: Exception) -> Response:
         return Response(status_code=499)

@@ -91,6 +91,10 @@ class UsageInfo(OpenAIBaseModel):
     prompt_tokens_details: PromptTokenUsageInfo | None = None
     completion_tokens_details: CompletionTokenUsageInfo | None = None
 
+    def plain(self) -> UsageInfo:
+        """The same; other APIs' counts turn into this."""
+        return self
+
 
 class RequestResponseMetadata(BaseModel):
     """What middleware and plugins can read of an answered request from `request.state`."""

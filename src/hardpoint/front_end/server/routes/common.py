@@ -63,5 +63,5 @@ async def generate(service: GenerationService, request: Any, http: Request) -> R
         events = service.stream(request, job)
         return await open_stream(http, events, settings.sse_keep_alive_interval, settings.log_error_stack)
     answer = await unless_disconnected(http, service.whole(request, job))
-    http.state.request_metadata.final_usage_info = answer.usage
+    http.state.request_metadata.final_usage_info = answer.usage.plain()
     return json_response(answer)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
+from hardpoint.config.connectors import check_connector
 from hardpoint.config.flags import (
     BOOL,
     CSV,
@@ -480,6 +481,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def refuse(flag: Flag, value: Any, shown: str) -> None:
     """Raise `FlagError` if the table says that this value of the flag is not to be had."""
     if not flag.allows(value) and not isinstance(value, Section):
+        check_connector(flag.dest, value)
         raise FlagError(f"{shown} is refused: {reason(flag)}", code="flag-refused", fix="leave it out")
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hardpoint.config import flags
 from hardpoint.config.arguments import add_flag, add_plugin_flags, check_refused, plugin_words
+from hardpoint.config.connectors import check_connector
 from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
 from hardpoint.config.sections import (
     CompilationConfig,
@@ -107,6 +108,7 @@ class EngineArgs(_Arguments):
         for flag in ENGINE_FLAGS:
             value = getattr(self, flag.dest)
             if not isinstance(value, Section) and not flag.allows(value):
+                check_connector(flag.dest, value)
                 raise ConfigError(
                     f"{flag.dest}={value!r} is refused: {reason(flag)}", code="config-unsupported", fix="leave it out"
                 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from hardpoint.config.connectors import check_connector
 from hardpoint.config.flags import (
     FLAGS,
     LATER,
@@ -15,7 +16,6 @@ from hardpoint.config.flags import (
     NO_GRAPHS,
     NO_LORA,
     NO_MEDIA,
-    NO_POOLING,
     NO_RANKS,
     NO_SPEC,
     NO_TRANSFER,
@@ -48,7 +48,6 @@ LIMITS = (
     Limit("compilation_config.compile_mm_encoder",         (False,),                     NO_MEDIA),
     Limit("compilation_config.cudagraph_mm_encoder",       (False,),                     NO_MEDIA),
     Limit("model_config.multimodal_config",                (None,),                      NO_MEDIA),
-    Limit("model_config.pooler_config",                    (None,),                      NO_POOLING),
     Limit("lora_config",                                   (None,),                      NO_LORA),
     Limit("speculative_config",                            (None,),                      NO_SPEC),
     Limit("kv_transfer_config",                            (None,),                      NO_TRANSFER),
@@ -73,6 +72,7 @@ def check_supported(config: VllmConfig) -> None:
     for limit in LIMITS:
         value = _read(config, limit.path)
         if not any(_equal(value, allowed) for allowed in limit.allowed):
+            check_connector(limit.path, value)
             raise _refused(limit.path, value, limit.why)
     for flag in FLAGS:
         if flag.why and flag.field:

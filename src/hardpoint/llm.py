@@ -14,12 +14,12 @@ from hardpoint.errors import VLLMValidationError
 from hardpoint.extensions.boot import boot, report_unused_settings
 from hardpoint.extensions.rows import Role
 from hardpoint.front_end.llm_engine import LLMEngine
+from hardpoint.front_end.offline_pooling import OfflinePooling
 from hardpoint.front_end.tokenizers import TokenizerLike
 from hardpoint.front_end.tokenizers.chat_template import load_chat_template
 from hardpoint.log import configure, init_logger
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.outputs import PoolingRequestOutput, RequestOutput
-from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 logger = init_logger(__name__)
@@ -28,8 +28,8 @@ Tqdm = bool | Callable[..., Any]
 Prompts = Any  # a prompt (text, token ids, a TextPrompt or TokensPrompt dict) or a sequence of prompts
 
 
-class LLM:
-    """A model for offline use: give it prompts, get their outputs in the same order.
+class LLM(OfflinePooling):
+    """A model for offline use: give it prompts, get their outputs in the same order. Pooling models embed, classify, score.
 
     Takes every `EngineArgs` name as a keyword. The engine core runs in a process of its own
     (unless VLLM_ENABLE_V1_MULTIPROCESSING=0), which needs no `__main__` guard and ends with this
@@ -186,7 +186,7 @@ class LLM:
         params = params.clone()
         params.output_kind = RequestOutputKind.FINAL_ONLY
         return self.llm_engine.add_request(
-            str(next(self._ids)),
+            self._next_id(),
             prompt,
             params,
             lora_request=lora_request,
@@ -365,23 +365,19 @@ class LLM:
         """A snapshot of the Prometheus metrics. Raises ValueError unless disable_log_stats=False was given."""
         return self.llm_engine.get_metrics()
 
+    # What pooling needs of this class.
+
+    def _next_id(self) -> str:
+        return str(next(self._ids))
+
+    def _expect(self, request_ids: list[str]) -> None:
+        self._enqueued += request_ids
+
+    @staticmethod
+    def _listed(prompts: Prompts) -> list[Any]:
+        return _as_list(prompts)
+
     # What vLLM has and this version does not.
-
-    def encode(self, prompts: Prompts, pooling_params: PoolingParams | None = None, **kwargs: Any) -> list[Any]:
-        """Refused: pooling is not supported by this version."""
-        raise _not_yet("encode", "pooling")
-
-    def embed(self, prompts: Prompts, **kwargs: Any) -> list[Any]:
-        """Refused: pooling is not supported by this version."""
-        raise _not_yet("embed", "pooling")
-
-    def classify(self, prompts: Prompts, **kwargs: Any) -> list[Any]:
-        """Refused: pooling is not supported by this version."""
-        raise _not_yet("classify", "pooling")
-
-    def score(self, data_1: Any, data_2: Any, /, **kwargs: Any) -> list[Any]:
-        """Refused: pooling is not supported by this version."""
-        raise _not_yet("score", "pooling")
 
     def beam_search(self, prompts: list[Any], params: BeamSearchParams, **kwargs: Any) -> list[Any]:
         """Refused: beam search is not supported by this version."""
@@ -428,7 +424,7 @@ def _bar(total: int, use_tqdm: Tqdm) -> Any:
 def _advance(bar: Any, output: Any, done: dict[str, Any]) -> None:
     if bar is None:
         return
-    made = sum(len(one.token_ids) for each in done.values() for one in getattr(each, "outputs", ()))
+    made = sum(len(one.token_ids) for each in done.values() if isinstance(each, RequestOutput) for one in each.outputs)
     elapsed = bar.format_dict["elapsed"]
     if elapsed:
         bar.postfix = f"output: {made / elapsed:.2f} toks/s"

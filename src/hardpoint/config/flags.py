@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hardpoint.config.sections import CompilationConfig, LoggingConfig
+from hardpoint.config.sections import CompilationConfig, LoggingConfig, PoolerConfig
 from hardpoint.config.sections.base import literal_values
 from hardpoint.config.sections.cache import PrefixCachingHashAlgo
 from hardpoint.config.sections.model import DEFAULT_MODEL, LogprobsMode
@@ -33,7 +33,6 @@ class Whole:
 # Why not.
 LATER = "not supported yet"
 NO_MEDIA = "media in prompts are not supported yet"
-NO_POOLING = "pooling models are not supported yet"
 NO_LORA = "adapters are not supported yet"
 NO_SPEC = "speculative decoding is not supported yet"
 NO_BUDGET = "a budget for reasoning is not supported yet"
@@ -96,8 +95,8 @@ def F(names: str, kind: Any, default: Any, field: str, help: str, why: str = "",
 # ruff: noqa: E501
 GROUPS: dict[str, tuple[Flag, ...]] = {
     "Model": (
-        F("--runner",                     ("auto", "generate", "pooling", "draft"), "auto", "model_config.runner", "what the model is run for", NO_POOLING, ("generate",)),
-        F("--convert",                    ("auto", "none", "embed", "classify"), "auto", "model_config.convert", "adapter over a generative model", NO_POOLING, ("none",)),
+        F("--runner",                     ("auto", "generate", "pooling", "draft"), "auto", "model_config.runner", "what the model is run for; auto: what its files say", NO_SPEC, ("generate", "pooling")),
+        F("--convert",                    ("auto", "none", "embed", "classify"), "auto", "model_config.convert", "adapter that makes a generating model pool; auto: what its files say"),
         F("--tokenizer",                  STR,   None,   "model_config.tokenizer", "tokenizer, if not the model's own: a path, repository or catalogue name"),
         F("--tokenizer-mode",             STR,   "auto", "model_config.tokenizer_mode", "auto or hf", "other tokenizer kinds are not supported yet", ("hf",)),
         F("--trust-remote-code",          BOOL,  False,  "model_config.trust_remote_code", "allow code from the model's repository to run (a model that needs it is refused: there is no loader for such code yet)"),
@@ -126,13 +125,13 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--hf-token",                   STR,   None,   "model_config.hf_token", "Hugging Face token; without a value, the stored one"),
         F("--hf-overrides",               JSON,  {},     "model_config.hf_overrides", "JSON merged over the model's config"),
         F("--model-class-overrides",      JSON,  {},     "model_config.model_class_overrides", "JSON: model class name to module:Class, for development"),
-        F("--pooler-config",              JSON,  None,   "model_config.pooler_config", "pooling settings", NO_POOLING),
+        F("--pooler-config",              PoolerConfig, None,   "model_config.pooler_config", "JSON: how a pooling model pools (pooling_type, use_activation, ...); default: what its files say"),
         F("--generation-config",          STR,   "auto", "model_config.generation_config", "sampling defaults: auto = the model's generation_config.json, vllm = none, or a folder"),
         F("--override-generation-config", JSON,  {},     "model_config.override_generation_config", "JSON over the sampling defaults"),
         F("--enable-sleep-mode",          BOOL,  False,  "model_config.enable_sleep_mode", "sleep and wake", LATER),
         F("--model-impl",                 ("auto", "vllm", "transformers", "terratorch"), "auto", "model_config.model_impl", "which implementation of models", "there are no models of Terratorch", ("vllm", "transformers")),
         F("--logits-processors",          WORDS, None,   "model_config.logits_processors", "module:Class of further logits processors"),
-        F("--io-processor-plugin",        STR,   None,   "model_config.io_processor_plugin", "IO processor plugin", NO_POOLING),
+        F("--io-processor-plugin",        STR,   None,   "model_config.io_processor_plugin", "IO processor plugin for /pooling with data; default: what the model's config names"),
         F("--renderer-num-workers",       INT,   1,      "model_config.renderer_num_workers", "renderer threads", LATER),
         F("--allowed-local-media-path",   STR,   "",     "model_config.allowed_local_media_path", "root of file:// media", NO_MEDIA),
         F("--allowed-media-domains",      WORDS, None,   "model_config.allowed_media_domains", "hosts that media may come from", NO_MEDIA),
@@ -435,7 +434,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
         F("--log-error-stack",            BOOL,  None,   "", "log the stack of errors; default: on with VLLM_SERVER_DEV_MODE"),
         F("--fingerprint-mode",           ("full", "hash", "custom", "none"), "full", "", "system_fingerprint of answers"),
         F("--fingerprint-value",          STR,   None,   "", "its text in mode custom"),
-        F("--enable-flash-late-interaction", BOOL, True, "", "fused scoring", NO_POOLING),
+        F("--enable-flash-late-interaction", BOOL, True, "", "", NEVER + "late interaction is computed one way"),
         F("--cohere-is-reasoning-model",  BOOL,  True,   "", "Cohere API", LATER),
         F("--cohere-format",              STR,   "cmd4", "", "Cohere API", LATER),
         F("--anthropic-disabled-thinking-effort", STR, "auto", "", "Messages API", LATER),

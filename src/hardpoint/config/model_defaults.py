@@ -30,6 +30,12 @@ _GEMMA: dict[str, Any] = {
     "attention_bias": False,
     "tie_word_embeddings": True,
 }
+_BERT: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "type_vocab_size": 2,
+    "tie_word_embeddings": True,
+}
 _EXPERTS: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": False}
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
@@ -97,6 +103,9 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "tie_word_embeddings": True,
     },
+    "bert": {**_BERT, "pad_token_id": 0, "vocab_size": 30522, "max_position_embeddings": 512},
+    "roberta": {**_BERT, "pad_token_id": 1, "vocab_size": 50265, "max_position_embeddings": 512},
+    "xlm-roberta": {**_BERT, "pad_token_id": 1, "vocab_size": 30522, "max_position_embeddings": 512},
     "gpt2": {
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,

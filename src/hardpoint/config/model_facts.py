@@ -13,12 +13,12 @@ from hardpoint.config.gguf_file import GGUFFile
 from hardpoint.config.hf_config import HFConfig, complete, merge_overrides, text_part
 from hardpoint.config.model_files import model_kind
 from hardpoint.config.model_hooks import as_registered
+from hardpoint.config.pooling import choose_runner
 from hardpoint.config.sections import ModelClass, ModelConfig
 from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.extensions.refs import parse_ref
-from hardpoint.extensions.registry import Entry, registry
+from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
-from hardpoint.types.model_info import Inspection
 
 __all__ = ["Facts", "HFConfig", "choose_model_class", "read_facts", "read_json", "text_part"]
 
@@ -156,7 +156,7 @@ def choose_model_class(model: ModelConfig) -> ModelClass:
 
     A plugin's class is looked at by a child process. `model_class_overrides` are registered in this process; the
     model's own code (`auto_map`) is never run. Raises `ConfigError` naming what is supported, why a class cannot be
-    imported, or what it lacks for generating text.
+    imported, or what it lacks for what it is to be run for.
     """
     for reference in model.model_class_overrides.values():
         parse_ref(reference)
@@ -169,8 +169,7 @@ def choose_model_class(model: ModelConfig) -> ModelClass:
     entry = registry("models").entry(name)
     if auto_map and entry.built_in:
         logger.info("%s carries code of its own, which is not run: %s is used", model.model, name)
-    if not found.info.is_text_generation_model:
-        raise _no_generation(entry, found)
+    model.chosen_runner, model.convert_type = choose_runner(model, entry, found)
     if not entry.built_in:
         logger.info("model class %s is %s [from %s]", name, found.path, entry.origin.label)
     return ModelClass(
@@ -190,17 +189,6 @@ def _only_own_code(model: ModelConfig, supported: list[str]) -> ConfigError:
         "--trust-remote-code has nothing to load yet",
         code="model-remote-code",
         fix=f"use a model with one of these classes, or a plugin that registers {listed}: {', '.join(supported)}",
-    )
-
-
-def _no_generation(entry: Entry, found: Inspection) -> ConfigError:
-    lacks = "; ".join(found.remarks) or "it does not say that it generates text"
-    pools = found.info.is_pooling_model
-    return ConfigError(
-        f"model class {entry.name} ({found.path}) does not support --runner generate: {lacks}",
-        code="model-runner",
-        origin=entry.origin.label,
-        fix="pooling is not served yet: choose a model that generates text" if pools else f"mend {found.path}",
     )
 
 

@@ -22,6 +22,7 @@ from hardpoint.front_end.engine_process import EngineProcess
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
+from hardpoint.front_end.pooling import wait_for_result
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.front_end.replicas import EngineClientCore, EngineReplicas, connect, engine_of
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
@@ -371,9 +372,31 @@ class AsyncLLM(EngineCalls):
         tokenization_kwargs: dict[str, Any] | None = None,
         reasoning_ended: bool | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[Any], None]:
-        """Refused: no pooling model is supported by this version."""
-        raise NotImplementedError("pooling is not supported by this version")
-        yield  # makes this a generator, as callers expect
+        """Run one pooling request and yield its answer.
+
+        A task that is not given is the model's first. Closing the generator, or cancelling the task that reads it,
+        aborts the request. Raises VLLMValidationError, AdmissionError, EngineGenerateError for this request alone,
+        or EngineDeadError.
+        """
+        if pooling_params.task is None:
+            pooling_params = pooling_params.clone()
+            pooling_params.task = self.model_config.get_pooling_task(tuple(self._ready.supported_tasks))
+        queue = await self.add_request(
+            request_id,
+            prompt,
+            pooling_params,
+            lora_request=lora_request,
+            trace_headers=trace_headers,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+        )
+        output = None
+        try:
+            output = await wait_for_result(queue, self.vllm_config.scheduler_config.request_timeout)
+        finally:
+            if output is None:
+                await self.abort(queue.request_id, internal=True)
+        yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Stop one request or several; unknown ids are ignored.

@@ -12,6 +12,7 @@ from hardpoint import platforms
 from hardpoint.contracts.logits_processor import load_logits_processor_classes
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.pooling import settle_pooling_params
 from hardpoint.front_end.prompts import Tokenization, TokenPrompt, read_prompt
 from hardpoint.front_end.tokenizers import Tokenizer
 from hardpoint.front_end.tokenizers.chat_template import conversation, detect_content_format
@@ -110,7 +111,7 @@ class InputProcessor:
         if ids is None:
             assert text is not None
             ids = self._encode(text, how)
-        room = max(1, self.max_model_len - (max_output_tokens or 1))
+        room = max(1, self.max_model_len - (1 if max_output_tokens is None else max_output_tokens))
         kept = how.cut(ids, room, self.max_model_len)
         # Cut ids no longer say what the text does.
         return TokenPrompt(kept, text if len(kept) == len(ids) else None, salt)
@@ -172,13 +173,13 @@ class InputProcessor:
         )
         return {"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text, add_special_tokens)}
 
-    def check_prompt(self, token_ids: Sequence[int]) -> None:
-        """Refuse a prompt that is empty, too long for any answer, or not of this vocabulary."""
+    def check_prompt(self, token_ids: Sequence[int], room: int = 1) -> None:
+        """Refuse a prompt that is empty, too long for `room` tokens of an answer, or not of this vocabulary."""
         context = self.max_model_len
         if not token_ids:
             raise VLLMValidationError("the prompt is empty", parameter="prompt")
-        if len(token_ids) >= context:
-            excess = "leaves no room for an answer" if len(token_ids) == context else "is too long"
+        if len(token_ids) + room > context:
+            excess = "leaves no room for an answer" if room and len(token_ids) == context else "is too long"
             raise VLLMValidationError(
                 f"the prompt of {len(token_ids)} tokens {excess}: the model's context length is {context} tokens",
                 parameter="prompt",
@@ -274,20 +275,27 @@ class InputProcessor:
 
         Raises `VLLMValidationError` naming the parameter that is not acceptable.
         """
-        if not isinstance(params, SamplingParams):
+        if not isinstance(params, SamplingParams | PoolingParams):
             raise VLLMValidationError(
-                f"{type(params).__name__} are not supported: this server generates text", parameter="params"
+                f"{type(params).__name__} are not supported: give SamplingParams or PoolingParams", parameter="params"
             )
+        pools = isinstance(params, PoolingParams)
+        if not pools and self.model_config.runner_type == "pooling":
+            raise VLLMValidationError("the model pools and does not generate text", parameter="params")
         if lora_request is not None:
             raise VLLMValidationError("LoRA adapters are not available in this version", parameter="lora_request")
         if kv_hints is not None:
             raise VLLMValidationError("kv_hints are not available in this version", parameter="kv_hints")
         self._check_placement(priority, data_parallel_rank)
         arrival_time = time.time() if arrival_time is None else arrival_time
-        ready = self.tokenize(prompt, tokenization_kwargs, params.max_tokens)
-        self.check_prompt(ready.token_ids)
+        ready = self.tokenize(prompt, tokenization_kwargs, 0 if pools else params.max_tokens)
+        self.check_prompt(ready.token_ids, 0 if pools else 1)
         text = ready.text if prompt_text is None else prompt_text
-        settled = self._settle(params, len(ready.token_ids))
+        settled = (
+            settle_pooling_params(params, self.model_config)
+            if isinstance(params, PoolingParams)
+            else self._settle(params, len(ready.token_ids))
+        )
         # A platform refuses with a ValueError, which reaches the client as it is.
         platforms.current_platform.validate_request(
             {"type": "token", "prompt_token_ids": ready.token_ids, "prompt": text}, settled
@@ -296,8 +304,8 @@ class InputProcessor:
             request_id=request_id,
             prompt_token_ids=ready.token_ids,
             mm_features=None,
-            sampling_params=settled,
-            pooling_params=None,
+            sampling_params=None if isinstance(settled, PoolingParams) else settled,
+            pooling_params=settled if isinstance(settled, PoolingParams) else None,
             arrival_time=arrival_time,
             lora_request=None,
             cache_salt=ready.cache_salt,

@@ -11,11 +11,12 @@ from hardpoint.front_end.collector import RequestOutputCollector
 from hardpoint.front_end.output_logprobs import LogprobsCollector
 from hardpoint.front_end.output_text import OutputText
 from hardpoint.front_end.parallel_sampling import ParentRequest
+from hardpoint.front_end.pooling import PoolingRequestState
 from hardpoint.front_end.request_stats import count_output, finished_stats
 from hardpoint.log import init_logger
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.messages import EngineCoreOutput, EngineCoreRequest
-from hardpoint.types.outputs import CompletionOutput, RequestOutput
+from hardpoint.types.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from hardpoint.types.sampling_params import RequestOutputKind
 from hardpoint.types.stats import FinishedRequestStats, IterationStats, PrefillStats, RequestStateStats
 
@@ -32,7 +33,7 @@ class OutputProcessorOutput:
     reqs_to_abort    internal ids the engine core must stop: a stop string ended them here
     """
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
+    request_outputs: list[RequestOutput | PoolingRequestOutput[Any]] = field(default_factory=list)
     reqs_to_abort: list[str] = field(default_factory=list)
 
 
@@ -91,6 +92,10 @@ class RequestState:
         if output.prefill_stats is not None:
             self.prefill = output.prefill_stats
         return reason, stop
+
+    def end(self) -> None:
+        """End the text from this side."""
+        self.output.end()
 
     # -- giving out ----------------------------------------------------------------------------
 
@@ -204,9 +209,13 @@ class OutputProcessor:
         """Expect outputs of a sequence; ValueError when its id is taken."""
         if request.request_id in self.request_states:
             raise ValueError(f"request id {request.request_id} is already running")
-        state = RequestState(
-            request, self.tokenizer, prompt_text, parent, request_index, queue, self.stream_interval, self.log_stats
-        )
+        state: Any
+        if request.pooling_params is not None:
+            state = PoolingRequestState(request, prompt_text, queue, self.log_stats)
+        else:
+            state = RequestState(
+                request, self.tokenizer, prompt_text, parent, request_index, queue, self.stream_interval, self.log_stats
+            )
         self.request_states[state.request_id] = state
         if parent is not None:
             self.parent_requests[parent.request_id] = parent
@@ -261,7 +270,9 @@ class OutputProcessor:
         self._deliver(state, made, result)
 
     @staticmethod
-    def _deliver(state: RequestState, made: RequestOutput | None, result: OutputProcessorOutput) -> None:
+    def _deliver(
+        state: RequestState, made: RequestOutput | PoolingRequestOutput[Any] | None, result: OutputProcessorOutput
+    ) -> None:
         if made is None:
             return
         if state.queue is not None:
@@ -291,7 +302,8 @@ class OutputProcessor:
         if state.queue is not None:
             state.queue.put(error)
         else:
-            result.request_outputs.append(_failed_output(state, error))
+            pools = isinstance(state, PoolingRequestState)
+            result.request_outputs.append(state.failed_output(error) if pools else _failed_output(state, error))
 
     # -- ends from this side -------------------------------------------------------------------
 
@@ -308,7 +320,7 @@ class OutputProcessor:
                 if state is None:
                     continue
                 stopped.append(internal_id)
-                state.output.end()
+                state.end()
                 made = state.make_output(FinishReason.ABORT, None)
                 self._forget(state)
                 self._count_end(state, FinishReason.ABORT, None)
@@ -350,7 +362,7 @@ class OutputProcessor:
         timestamp: float | None,
         stats: IterationStats | None,
     ) -> None:
-        starts = state.is_prefilling and bool(output.new_token_ids)
+        starts = state.is_prefilling and bool(output.new_token_ids or output.pooling_output is not None)
         if starts:
             state.is_prefilling = False
         if stats is None or state.stats is None or timestamp is None:
@@ -372,7 +384,7 @@ class OutputProcessor:
             state.stats,
             now=pending.iteration_timestamp,
             num_prompt_tokens=len(state.prompt_token_ids),
-            max_tokens=state.params.max_tokens,
+            max_tokens=getattr(state.params, "max_tokens", None),
             num_cached_tokens=state.prefill.num_cached_tokens if state.prefill else 0,
         )
         if stats is None:

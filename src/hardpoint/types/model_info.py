@@ -68,6 +68,16 @@ def _decoder(architecture: str, lora: bool = True) -> ModelInfo:
     return ModelInfo(architecture, is_text_generation_model=True, supports_pp=True, supports_lora=lora)
 
 
+def _encoder(architecture: str, score_type: str = "bi-encoder") -> ModelInfo:
+    return ModelInfo(
+        architecture,
+        is_pooling_model=True,
+        attn_type="encoder_only",
+        default_seq_pooling_type="CLS",
+        score_type=score_type,
+    )
+
+
 # Facts about the models we ship, by architecture; a test holds them against the classes.
 BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
     "LlamaForCausalLM": _decoder("LlamaForCausalLM"),
@@ -82,5 +92,11 @@ BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
     "MixtralForCausalLM": _decoder("MixtralForCausalLM"),
     "Qwen3MoeForCausalLM": _decoder("Qwen3MoeForCausalLM"),
     "GPT2LMHeadModel": _decoder("GPT2LMHeadModel", lora=False),
+    "BertModel": _encoder("BertEmbeddingModel"),
+    "BertForSequenceClassification": _encoder("BertForSequenceClassification", "cross-encoder"),
+    "RobertaModel": _encoder("RobertaEmbeddingModel"),
+    "RobertaForSequenceClassification": _encoder("RobertaForSequenceClassification", "cross-encoder"),
+    "XLMRobertaModel": _encoder("RobertaEmbeddingModel"),
+    "XLMRobertaForSequenceClassification": _encoder("RobertaForSequenceClassification", "cross-encoder"),
     "TransformersForCausalLM": ModelInfo("TransformersForCausalLM", is_text_generation_model=True),
 }

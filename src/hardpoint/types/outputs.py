@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
+from hardpoint.extensions.refs import load_ref
 from hardpoint.log import init_logger
 from hardpoint.types.logprobs import FlatLogprobs, PromptLogprobs, SampleLogprobs
 from hardpoint.types.lora_request import LoRARequest
@@ -129,13 +132,126 @@ class RequestError:
     retryable: bool = False
 
 
+class PoolingOutput:
+    """What a pooler made of one prompt.
+
+    array  the numbers on the host, as they came from the engine
+    """
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    @property
+    def data(self) -> Any:
+        """The same as a torch.Tensor; imports torch where nobody has yet."""
+        return load_ref("torch:from_numpy")(self.array) if isinstance(self.array, np.ndarray) else self.array
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PoolingOutput) and bool(np.array_equal(self.array, other.array))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PoolingOutput(data={self.array!r})"
+
+
 @dataclass
 class PoolingRequestOutput(Generic[T]):
-    """The answer to one pooling request."""
+    """The answer to one pooling request; `error` says why there is none."""
 
     request_id: str
     outputs: T
     prompt_token_ids: list[int]
     num_cached_tokens: int
     finished: bool
-    error: RequestError | None = None
+    error: RequestError | None = field(default=None, kw_only=True)
+
+
+@dataclass
+class EmbeddingOutput:
+    """An embedding."""
+
+    embedding: list[float]
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> EmbeddingOutput:
+        """Raises ValueError for what is not one vector."""
+        if output.array.ndim != 1:
+            raise ValueError(f"an embedding is one vector, got an array of shape {output.array.shape}")
+        return cls(output.array.tolist())
+
+    @property
+    def hidden_size(self) -> int:
+        """Its dimensions."""
+        return len(self.embedding)
+
+
+@dataclass
+class ClassificationOutput:
+    """The probability of each class."""
+
+    probs: list[float]
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> ClassificationOutput:
+        """Raises ValueError for what is not one vector."""
+        if output.array.ndim != 1:
+            raise ValueError(f"probabilities are one vector, got an array of shape {output.array.shape}")
+        return cls(output.array.tolist())
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+
+@dataclass
+class ScoringOutput:
+    """How well two texts fit together."""
+
+    score: float
+
+    @classmethod
+    def from_base(cls, output: PoolingOutput) -> ScoringOutput:
+        """Raises ValueError for what is not one number."""
+        if output.array.size != 1:
+            raise ValueError(f"a score is one number, got an array of shape {output.array.shape}")
+        return cls(float(output.array.reshape(())))
+
+
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    """The answer to a request for an embedding."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+        """Read the raw answer."""
+        return _as(cls, request_output, EmbeddingOutput.from_base(request_output.outputs))
+
+
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    """The answer to a request for classes."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
+        """Read the raw answer."""
+        return _as(cls, request_output, ClassificationOutput.from_base(request_output.outputs))
+
+
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    """The answer to a request for a score."""
+
+    @classmethod
+    def from_base(cls, request_output: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
+        """Read the raw answer."""
+        return _as(cls, request_output, ScoringOutput.from_base(request_output.outputs))
+
+
+def _as(cls: Any, base: PoolingRequestOutput[PoolingOutput], outputs: Any) -> Any:
+    return cls(
+        request_id=base.request_id,
+        outputs=outputs,
+        prompt_token_ids=base.prompt_token_ids,
+        num_cached_tokens=base.num_cached_tokens,
+        finished=base.finished,
+        error=base.error,
+    )

@@ -63,6 +63,8 @@ class ModelConfig(Section):
     dtype           "auto" or a name such as "float32"; a torch.dtype in worker processes
     max_model_len   tokens of context; None = the model's, -1 = as many as fit
     hf_config       facts under Hugging Face names, also for GGUF files; hf_text_config is its text part
+    chosen_runner   ours: what the model is run for; empty until it is chosen
+    convert_type    the adapter that makes it that: none, embed or classify
     original_max_model_len  what was asked for, before the model's own limit: -1 leaves it to memory
     requested_dtype ours: the number format that was asked for, "auto" included
     local_path      ours: the folder or .gguf file on this machine
@@ -119,6 +121,8 @@ class ModelConfig(Section):
     multimodal_config: MultiModalConfig | None = None
 
     is_submodel_config: bool = derived(False)
+    chosen_runner: str = derived("")
+    convert_type: str = derived("none")
     original_max_model_len: int | None = derived()
     requested_dtype: str = derived("auto")
     local_path: str = derived("")
@@ -162,8 +166,8 @@ class ModelConfig(Section):
 
     @property
     def runner_type(self) -> str:
-        """`generate`, `pooling` or `draft`; auto means generate until other kinds can be served."""
-        return "generate" if self.runner == "auto" else self.runner
+        """`generate`, `pooling` or `draft`; until the model is known, auto means generate."""
+        return self.chosen_runner or ("generate" if self.runner == "auto" else self.runner)
 
     # -- sizes -------------------------------------------------------------------------------------
 
@@ -253,7 +257,10 @@ class ModelConfig(Section):
     @property
     def attn_type(self) -> str:
         """`decoder`, or `encoder_only` for models that look both ways."""
-        return "encoder_only" if getattr(self.hf_config, "is_causal", True) is False else "decoder"
+        if getattr(self.hf_config, "is_causal", True) is False:
+            return "encoder_only"
+        declared = self.model_class.info.get("attn_type") if self.model_class is not None else None
+        return "encoder_only" if declared in ("encoder_only", "encoder") else "decoder"
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -325,7 +332,11 @@ class ModelConfig(Section):
     @property
     def score_type(self) -> str:
         """How two texts are compared by this model."""
-        return "cross-encoder" if self.architecture.endswith("ForSequenceClassification") else "bi-encoder"
+        declared = self.model_class.info.get("score_type", "bi-encoder") if self.model_class is not None else ""
+        if declared and declared != "bi-encoder":
+            return str(declared)
+        classifies = self.convert_type == "classify" or self.architecture.endswith("ForSequenceClassification")
+        return "cross-encoder" if classifies else "bi-encoder"
 
     # -- request defaults --------------------------------------------------------------------------
 
@@ -342,7 +353,8 @@ class ModelConfig(Section):
         """Return the pooling task that is served by default."""
         if self.pooler_config is not None and self.pooler_config.task is not None:
             return self.pooler_config.task
-        return next((task for task in ("embed", "classify", "token_embed", "plugin") if task in supported_tasks), None)
+        order = ("embed", "classify", "token_embed", "token_classify", "plugin", "embed&token_classify")
+        return next((task for task in order if task in supported_tasks), None)
 
     def get_multimodal_config(self) -> MultiModalConfig:
         """Return the media section; ConfigError (a ValueError) when the model takes no media."""

@@ -251,6 +251,30 @@ class Tokenizer:
             return ids
         return ids[-max_length:] if self.truncation_side == "left" else ids[:max_length]
 
+    def encode_pair(self, first: str, second: str, max_length: int | None = None) -> tuple[list[int], list[int]]:
+        """Ids of two texts read together, and for each 0 or 1: which text the model takes it for.
+
+        max_length  more ids are taken from the end of the longer text
+        Raises UnicodeEncodeError for a text with half a surrogate pair.
+        """
+        first.encode("utf-8")
+        second.encode("utf-8")
+        both = self.backend.encode(first, second, add_special_tokens=True)
+        if max_length is not None and len(both.ids) > max_length:
+            alone = [self.backend.encode(text, add_special_tokens=False) for text in (first, second)]
+            keep = [len(one.ids) for one in alone]
+            for _ in range(len(both.ids) - max_length):
+                keep[keep[0] < keep[1]] -= 1
+            texts = [text[: one.offsets[count - 1][1] if count > 0 else 0]
+                     for text, one, count in zip((first, second), alone, keep, strict=True)]  # fmt: skip
+            both = self.backend.encode(*texts, add_special_tokens=True)
+        return both.ids[:max_length], both.type_ids[:max_length]
+
+    def cut_text(self, text: str, most: int) -> str:
+        """The beginning of a text that is `most` tokens long, special tokens left aside."""
+        found = self.backend.encode(text, add_special_tokens=False)
+        return text if len(found.ids) <= most else text[: found.offsets[most - 1][1]]
+
     def encode_chat(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a rendered conversation, never with a second token that begins the sequence."""
         ids = self.encode(rendered, add_special_tokens=add_special_tokens)

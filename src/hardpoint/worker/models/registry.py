@@ -30,6 +30,8 @@ logger = init_logger(__name__)
 
 # Endings that name the same kind of model; the first is the one we register.
 _GENERATING = ("ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel")
+# Endings of models that are a generating one's layers with another head, or without any.
+_POOLING = ("ForSequenceClassification", "ForTextEncoding", "EmbeddingModel", "ForRewardModel", "RewardModel", "Model")
 
 # Architectures that live in a package of their own.
 _MOVED = dict.fromkeys(
@@ -315,7 +317,7 @@ def _absent_in_words() -> str:
 
 def _same_kind(arch: str) -> str:
     """The registered spelling of an architecture that ends in another word for the same."""
-    ending = next((ending for ending in _GENERATING if arch.endswith(ending)), None)
+    ending = next((ending for ending in (*_GENERATING, *_POOLING) if arch.endswith(ending)), None)
     return arch if ending is None else arch.removesuffix(ending) + _GENERATING[0]
 
 
@@ -338,5 +340,8 @@ def inspect_all() -> None:
 
 
 def get_model_architecture(model_config: ModelConfig) -> tuple[type[nn.Module], str]:
-    """The class that serves a model, and the architecture it was found under."""
-    return ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    """The class that serves a model, and the architecture it was found under; adapted where `--convert` asks for it."""
+    found, name = ModelRegistry.resolve_model_cls(model_config.architectures, model_config)
+    if model_config.convert_type != "none":
+        found = load_ref("hardpoint.worker.pooling.adapters:converted")(found, model_config.convert_type)
+    return found, name

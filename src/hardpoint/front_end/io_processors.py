@@ -1,0 +1,100 @@
+"""The IO processor of a pooling model: which one, and a request's way through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hardpoint.contracts.io_processor import IOProcessor
+from hardpoint.errors import PluginError
+from hardpoint.extensions.boot import load_io_processor_class
+from hardpoint.extensions.faults import in_words
+from hardpoint.extensions.ledger import Origin, attributing, ledger
+from hardpoint.types.pooling_params import PoolingParams
+
+if TYPE_CHECKING:
+    from hardpoint.config.sections import VllmConfig
+
+
+def requested(vllm_config: VllmConfig, plugin_from_init: str | None = None) -> str:
+    """The name that the caller, the user or the model's config gives, in this order; empty for none."""
+    model = vllm_config.model_config
+    facts = model.hf_config
+    stated = facts.to_dict().get("io_processor_plugin") if hasattr(facts, "to_dict") else None
+    return str(plugin_from_init or model.io_processor_plugin or stated or "")
+
+
+def has_io_processor(vllm_config: VllmConfig, plugin_from_init: str | None = None) -> bool:
+    """Whether an IO processor is asked for."""
+    return bool(requested(vllm_config, plugin_from_init))
+
+
+def get_io_processor(
+    vllm_config: VllmConfig, renderer: Any = None, plugin_from_init: str | None = None
+) -> IOProcessor[Any, Any] | None:
+    """Build the IO processor that is asked for; None, with no plugin loaded, when none is.
+
+    Raises a PluginError that is a ValueError when no plugin provides it, PluginError when it cannot be built.
+    """
+    name = requested(vllm_config, plugin_from_init)
+    if not name:
+        return None
+    kind = load_io_processor_class(name)
+    with attributing(ledger.origin_of_module(kind.__module__) or Origin(module=kind.__module__)):
+        try:
+            return kind(vllm_config, renderer)
+        except Exception as error:
+            raise PluginError(
+                f"the IO processor {name!r} ({kind.__qualname__}) cannot be built: {in_words(error)}",
+                code="plugin-call",
+                origin=kind.__module__,
+                fix="mend it, or leave --io-processor-plugin out",
+            ) from error
+
+
+def check_io_processor_config(vllm_config: VllmConfig) -> None:
+    """Refuse a processor on a model that generates: nothing would call it."""
+    if vllm_config.model_config.runner_type != "pooling" and vllm_config.model_config.io_processor_plugin:
+        raise PluginError(
+            f"--io-processor-plugin {vllm_config.model_config.io_processor_plugin} needs a pooling model",
+            code="io-processor",
+            fix="add --runner pooling, or leave it out",
+        )
+
+
+def prompts_of(processor: IOProcessor[Any, Any], data: Any, request_id: str | None) -> list[Any]:
+    """The prompts that a request's data make. Raises what the processor raises."""
+    made = processor.pre_process(prompt=processor.parse_data(data), request_id=request_id)
+    return as_prompts(made)
+
+
+def as_prompts(made: Any) -> list[Any]:
+    """A prompt or a sequence of prompts as a list; a list of token ids is one prompt."""
+    if isinstance(made, (str, bytes, Mapping)) or not isinstance(made, Sequence):
+        return [made]
+    return [list(made)] if made and all(isinstance(item, int) for item in made) else list(made)
+
+
+def params_of(processor: IOProcessor[Any, Any], params: PoolingParams | None) -> PoolingParams:
+    """The parameters to run with; their task is `plugin` unless the processor chose one."""
+    return processor.merge_pooling_params(params)
+
+
+class BesideTheLoop:
+    """A processor called off the event loop. Both halves of one request run in one context, as plugins keep state there."""
+
+    def __init__(self, processor: IOProcessor[Any, Any]) -> None:
+        self._processor = processor
+
+    async def before(self, data: Any, request_id: str) -> tuple[list[Any], PoolingParams]:
+        """Prompts and parameters of a request."""
+        return await asyncio.to_thread(self._before, data, request_id)
+
+    def _before(self, data: Any, request_id: str) -> tuple[list[Any], PoolingParams]:
+        prompts = prompts_of(self._processor, data, request_id)
+        return prompts, params_of(self._processor, None)
+
+    async def after(self, outputs: Sequence[Any], request_id: str) -> Any:
+        """The answer of a request."""
+        return await asyncio.to_thread(self._processor.post_process, outputs, request_id=request_id)

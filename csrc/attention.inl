@@ -89,16 +89,27 @@ struct Pages {
     }
 };
 
-// Scores of `R` rows with `S` runs of sixteen keys.
+// What one stream of keys leaves waiting: lines that are read soon are asked for while others are computed with.
+inline void ask_for(const void* p) { __builtin_prefetch(p); }
+
+// Scores of `R` rows with `S` runs of sixteen keys. `values` and `later`, if any: the values of these keys, and the
+// keys that come next.
 template <class Of, int R, int S>
-inline void score(const typename Of::Number* const* keys, int64_t block, int64_t size, const float* q, float* scores,
+inline void score(const typename Of::Number* const* keys, const typename Of::Number* const* values,
+                  const typename Of::Number* const* later, int64_t block, int64_t size, const float* q, float* scores,
                   int64_t scores_stride) {
     Lanes sums[R][S];
     for (int r = 0; r < R; ++r)
         for (int s = 0; s < S; ++s) sums[r][s] = splat(0.0f);
     for (int64_t d = 0; d < size; ++d) {
         Lanes column[S];
-        for (int s = 0; s < S; ++s) column[s] = Of::lanes(keys[s] + d * block);
+        for (int s = 0; s < S; ++s) {
+            column[s] = Of::lanes(keys[s] + d * block);
+            if (values) {
+                ask_for(values[s] + d * 16);
+                ask_for(later[s] + d * block);
+            }
+        }
         for (int r = 0; r < R; ++r) {
             const Lanes x = splat(q[r * size + d]);
             for (int s = 0; s < S; ++s) sums[r][s] = fused(column[s], x, sums[r][s]);
@@ -130,17 +141,22 @@ void score_span(const Pages<Of>& pages, int64_t first, int64_t from, int64_t to,
     // Runs of keys begin at multiples of sixteen of their block.
     int64_t key = from - from % pages.block % 16;
     while (key < to) {
-        const typename Of::Number* keys[S];
+        const typename Of::Number *keys[S], *values[S], *later[S];
         int64_t at = key;
         int whole = 0;
-        for (; whole < S && at < to && pages.block - at % pages.block >= 16; ++whole, at += 16)
+        for (; whole < S && at < to && pages.block - at % pages.block >= 16; ++whole, at += 16) {
             keys[whole] = pages.key_column(at);
+            values[whole] = pages.value(at);
+            later[whole] = at + 16 * S < pages.rows.length ? pages.key_column(at + 16 * S) : keys[whole];
+        }
+        // Many rows find most of it in the cache.
+        constexpr bool asks = R <= MOST_ROWS / 2;
         float* out = scores[0] + LEAD + (key - first);
         if (whole == S) {
-            score<Of, R, S>(keys, pages.block, pages.size, q, out, SCORES);
+            score<Of, R, S>(keys, asks ? values : nullptr, later, pages.block, pages.size, q, out, SCORES);
             key = at;
         } else if (whole) {
-            score<Of, R, 1>(keys, pages.block, pages.size, q, out, SCORES);
+            score<Of, R, 1>(keys, nullptr, nullptr, pages.block, pages.size, q, out, SCORES);
             key += 16;
         } else {
             const int n = static_cast<int>(pages.block - key % pages.block);

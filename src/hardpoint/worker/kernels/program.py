@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain
 from operator import is_, itemgetter
 from typing import Any
 
@@ -90,15 +91,23 @@ class StepProgram:
 
 
 class _Unchanged:
-    """Remembers what a model is made of."""
+    """Remembers what a model is made of, and tells in a few microseconds whether it still is.
+
+    A module's hooks, parts and parameters are put into dicts that count changes, so that they need not be looked
+    through before each step. What is set on a module itself shows in the number of its attributes.
+    """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._dicts = [vars(module) for module in modules]
-        self._hooks = [hooks for part in self._dicts for hooks in (part["_forward_hooks"], part["_forward_pre_hooks"])]
+        for part in self._dicts:
+            for name in ("_modules", "_parameters"):
+                part[name] = _watched(part[name], _WatchedDict)
+            for name in ("_forward_hooks", "_forward_pre_hooks"):
+                part[name] = _watched(part[name], _WatchedOrder)
+        self._changes = _Watch.changes
+        self._sizes = list(map(len, self._dicts))
         self._global_hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
-        self._parts = [part[name] for part in self._dicts for name in ("_modules", "_parameters")]
-        self._values = list(chain.from_iterable(map(dict.values, self._parts)))
-        found = [(vars(cls), _methods(cls)) for cls in _classes(modules)]
+        found = [(vars(cls), [name for name in _methods(cls) if _computes(name)]) for cls in _classes(modules)]
         # Twice the first name, so that the getter always gives a tuple.
         self._getters = [(itemgetter(names[0], *names), methods) for methods, names in found if names]
         self._methods = list(self._found_methods())
@@ -106,10 +115,9 @@ class _Unchanged:
     def holds(self) -> bool:
         """Whether all of it is still the same."""
         return (
-            not any(self._hooks)
+            self._changes == _Watch.changes
             and not any(self._global_hooks)
-            and not any(map(dict.__contains__, self._dicts, repeat("forward")))
-            and all(map(is_, chain.from_iterable(map(dict.values, self._parts)), self._values))
+            and self._sizes == list(map(len, self._dicts))
             and self._has_its_methods()
         )
 
@@ -121,6 +129,35 @@ class _Unchanged:
             return all(map(is_, self._found_methods(), self._methods))
         except KeyError:
             return False
+
+
+class _Watch:
+    """Counts the changes to all watched dicts."""
+
+    changes = 0
+
+
+def _counting(name: str, base: type) -> Any:
+    method = getattr(base, name)
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _Watch.changes += 1
+        return method(self, *args, **kwargs)
+
+    return counted
+
+
+_CHANGING = ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update")
+_WatchedDict: Any = type("_WatchedDict", (dict,), {name: _counting(name, dict) for name in _CHANGING})
+_WatchedOrder: Any = type("_WatchedOrder", (OrderedDict,), {name: _counting(name, OrderedDict) for name in _CHANGING})
+
+
+def _watched(part: Any, kind: Any) -> Any:
+    return part if type(part) is kind else kind(part)
+
+
+def _computes(name: str) -> bool:
+    return name.startswith(("forward", "apply", "embed", "__call__"))
 
 
 def _is_ours(cls: type) -> bool:

@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from hardpoint.config import flags
+from hardpoint.config.adapters import adapters_section
 from hardpoint.config.arguments import add_flag, add_plugin_flags, check_refused, plugin_words
 from hardpoint.config.connectors import check_connector
 from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
@@ -175,6 +176,7 @@ class EngineArgs(_Arguments):
     def _sections(self, use: str, platform: Any) -> dict[str, Any]:
         values = self._by_section()
         parts: dict[str, Any] = values.pop("", {})
+        parts["lora_config"] = adapters_section(self, values.pop("lora_config", {}))
         scheduler = {"max_model_len": 1, "is_encoder_decoder": False, **self._budget(use, platform)}
         parts["scheduler_config"] = SchedulerConfig(**{**scheduler, **values.pop("scheduler_config", {})})
         types = field_types(VllmConfig)

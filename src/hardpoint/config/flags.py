@@ -33,7 +33,9 @@ class Whole:
 # Why not.
 LATER = "not supported yet"
 NO_MEDIA = "media in prompts are not supported yet"
-NO_LORA = "adapters are not supported yet"
+NO_SHARDED_LORA = "each rank keeps the halves of adapters that it computes with; sharding both is not supported"
+NO_MEDIA_LORA = "adapters of media towers are not supported"
+NO_EXPERT_LORA = "adapters of experts are not supported"
 NO_SPEC = "speculative decoding is not supported yet"
 NO_BUDGET = "a budget for reasoning is not supported yet"
 NO_RANKS = "this way to use several ranks is not supported yet"
@@ -275,20 +277,19 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--stream-interval",            INT,   1,      "scheduler_config.stream_interval", "tokens per streamed piece"),
     ),
     "LoRA": (
-        F("--enable-lora",                BOOL,  None,   "", "adapters", NO_LORA, (False,)),
-        F("--max-loras",                  INT,   1,      "", "adapters per batch", NO_LORA),
-        F("--max-lora-rank",              INT,   16,     "", "largest rank", NO_LORA),
-        F("--lora-dtype",                 STR,   "auto", "", "adapter format", NO_LORA),
-        F("--max-cpu-loras",              INT,   None,   "", "adapters on the host", NO_LORA),
-        F("--fully-sharded-loras",        BOOL,  False,  "", "shard both halves", NO_LORA),
-        F("--lora-target-modules",        WORDS, None,   "", "module suffixes", NO_LORA),
-        F("--default-mm-loras",           JSON,  None,   "", "adapter per media kind", NO_LORA),
-        F("--enable-tower-connector-lora", BOOL, False,  "", "vision tower", NO_LORA),
-        F("--specialize-active-lora",     BOOL,  False,  "", "graphs per count", NO_LORA),
-        F("--enable-mixed-moe-lora-format", BOOL, False, "", "expert wrapper", NO_LORA),
-        F("--enable-moe-shared-loras",    BOOL,  False,  "", "shared layout", NO_LORA),
-        F("--max-lora-cls-labels",        INT,   None,   "", "head size", NO_LORA),
-        F("--lora-modules",               WORDS, None,   "", "adapters served at the start", NO_LORA),
+        F("--enable-lora",                BOOL,  None,   "", "serve LoRA adapters of the model beside it"),
+        F("--max-loras",                  INT,   1,      "lora_config.max_loras", "adapters in one batch"),
+        F("--max-lora-rank",              INT,   16,     "lora_config.max_lora_rank", "largest rank of an adapter: 1, 8, 16, 32, 64, 128, 256, 320 or 512"),
+        F("--lora-dtype",                 STR,   "auto", "lora_config.lora_dtype", "number format of adapters: auto (the model's), float16 or bfloat16"),
+        F("--max-cpu-loras",              INT,   None,   "lora_config.max_cpu_loras", "adapters kept in memory; default: as many as in a batch"),
+        F("--fully-sharded-loras",        BOOL,  False,  "lora_config.fully_sharded_loras", "shard both halves", NO_SHARDED_LORA),
+        F("--lora-target-modules",        WORDS, None,   "lora_config.target_modules", "last parts of the names of the only modules that adapters may change (q_proj v_proj); default: all that can"),
+        F("--default-mm-loras",           JSON,  None,   "lora_config.default_mm_loras", "adapter per media kind", NO_MEDIA_LORA),
+        F("--enable-tower-connector-lora", BOOL, False,  "lora_config.enable_tower_connector_lora", "vision tower", NO_MEDIA_LORA),
+        F("--specialize-active-lora",     BOOL,  False,  "lora_config.specialize_active_lora", "graphs per count", NO_GRAPHS),
+        F("--enable-mixed-moe-lora-format", BOOL, False, "", "expert wrapper", NO_EXPERT_LORA),
+        F("--enable-moe-shared-loras",    BOOL,  False,  "", "shared layout", NO_EXPERT_LORA),
+        F("--max-lora-cls-labels",        INT,   None,   "lora_config.max_lora_cls_labels", "head size", "adapters with a head of their own are not supported"),
     ),
     "Multimodal": (
         F("--language-model-only",        BOOL,  False,  "", "no media (there are none yet)"),
@@ -423,6 +424,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
         F("--chat-template-content-format", ("auto", "string", "openai"), "auto", "", "how message content reaches the template"),
         F("--trust-request-chat-template", BOOL, False,  "", "let requests bring their own template"),
         F("--default-chat-template-kwargs", JSON, None,  "", "JSON: defaults of chat_template_kwargs"),
+        F("--lora-modules",               WORDS, None,   "", "adapters served from the start: NAME=FOLDER, or JSON with name, path and base_model_name; repeatable"),
         F("--response-role",              STR,   "assistant", "", "role of answers"),
         F("--return-tokens-as-token-ids", BOOL,  False,  "", "token_id:N in place of tokens in log-probabilities"),
         F("--enable-prompt-tokens-details", BOOL, False, "", "prompt_tokens_details in usage"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hardpoint.config import wire
+from hardpoint.config.adapters import settle_adapters
 from hardpoint.config.async_scheduling import choose_async_scheduling
 from hardpoint.config.cache_dtype import choose_cache_dtype
 from hardpoint.config.draft import Draft, draft_of
@@ -29,6 +30,7 @@ from hardpoint.config.model_facts import (
 from hardpoint.config.model_files import hub_of, locate
 from hardpoint.config.model_hooks import ask_model_hook
 from hardpoint.config.pooling import longest_input, settle_pooling
+from hardpoint.config.quantization_choice import choose_quantization
 from hardpoint.config.sections import CompilationMode, ModelConfig, ParallelConfig, VllmConfig, near_miss
 from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
@@ -204,29 +206,6 @@ def _choose_dtype(config: VllmConfig, platform: Any) -> None:
             f"model_config.dtype is {model.dtype!r}: expected one of {', '.join(known)}{near_miss(model.dtype, known)}",
             code="config-dtype",
         )
-
-
-def _choose_quantization(config: VllmConfig, platform: Any) -> None:
-    model = config.model_config
-    stated = getattr(model.hf_config, "quantization_config", None)
-    found = stated.get("quant_method") if isinstance(stated, dict) else None
-    if found is not None and model.quantization not in (None, found):
-        raise ConfigError(
-            f"model_config.quantization is {model.quantization!r}, the checkpoint says {found!r}",
-            code="config-quantization",
-        )
-    if model.quantization is None:
-        model.quantization = found
-    if model.quantization is None:
-        return
-    known = registry("quantization_methods")
-    if model.quantization not in known:
-        raise ConfigError(
-            f"quantization {model.quantization!r} is not supported{near_miss(model.quantization, known.names())}",
-            code="config-quantization",
-            fix=f"supported: {', '.join(known.names())}; a plugin can register others",
-        )
-    platform.verify_quantization(model.quantization)
 
 
 def _choose_reasoning_parser(config: VllmConfig, platform: Any) -> None:
@@ -413,8 +392,9 @@ STEPS = (
     Step("choose the model class",                _choose_model_class),
     Step("let the model's own hook check",        ask_model_hook),
     Step("choose the number format",              _choose_dtype),
-    Step("choose the quantisation",               _choose_quantization),
+    Step("choose the quantisation",               choose_quantization),
     Step("choose the KV cache's format",          choose_cache_dtype),
+    Step("settle adapters",                       settle_adapters),
     Step("choose the loader",                     _choose_loader),
     Step("choose the reasoning parser",           _choose_reasoning_parser),
     Step("bound the context",                     _bound_context),

@@ -18,7 +18,6 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
     for asked, what in (
         (request.prompt_embeds is not None or request.prompt_is_token_ids is not None, "prompt embeddings"),
         (bool(request.mm_features), "media in prompts"),
-        (request.lora_request is not None, "LoRA adapters"),
         (request.resumable, "streamed input"),
         (request.kv_hints is not None, "KV cache hints"),
         (bool(_extra(request, "kv_transfer_params")), "KV transfer parameters"),

@@ -81,6 +81,7 @@ class Request:
         abort_immediately: bool = False,
         session_id: str | None = None,
         kv_hints: Any = None,
+        adapter_key: str | None = None,
     ) -> None:
         self.request_id = request_id
         self.client_index = client_index
@@ -88,6 +89,7 @@ class Request:
         self.sampling_params = sampling_params
         self.pooling_params = pooling_params
         self.lora_request = lora_request
+        self.adapter_key = adapter_key or (lora_request.lora_name if lora_request is not None else None)
         self.structured_output_request: Any = None
         self.arrival_time = time.time() if arrival_time is None else arrival_time
         self.cache_salt = cache_salt
@@ -138,6 +140,8 @@ class Request:
         self.num_output_placeholders = 0
         self.num_in_flight_tokens = 0
         self.num_preemptions = 0
+        # Requests admitted before it because its adapter found no place.
+        self.times_passed_over = 0
         self.num_nans_in_logits = 0
         self.prefill_stats: PrefillStats | None = PrefillStats(num_prompt_tokens=self.num_prompt_tokens)
         self.spec_decode_metrics: Any = None
@@ -145,8 +149,13 @@ class Request:
         self.replay_start = 0
 
     @classmethod
-    def from_engine_core_request(cls, request: EngineCoreRequest, block_hasher: BlockHasher | None) -> Request:
-        """The state of a request that has just arrived."""
+    def from_engine_core_request(
+        cls, request: EngineCoreRequest, block_hasher: BlockHasher | None, adapter_key: str | None = None
+    ) -> Request:
+        """The state of a request that has just arrived.
+
+        adapter_key  tells the weights of its adapter from all others, for the names of its blocks
+        """
         return cls(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
@@ -166,6 +175,7 @@ class Request:
             abort_immediately=request.abort_immediately,
             session_id=request.session_id,
             kv_hints=request.kv_hints,
+            adapter_key=adapter_key,
         )
 
     def append_output_token_ids(self, token_ids: int | list[int]) -> None:

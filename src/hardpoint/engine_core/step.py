@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hardpoint.contracts.executor import Executor, FailureCallback
 from hardpoint.contracts.kv_cache import KVCacheConfig
 from hardpoint.contracts.scheduler import PauseState, SchedulerInterface
+from hardpoint.engine_core.adapters import AdapterTable
 from hardpoint.engine_core.in_flight import StepsInFlight
 from hardpoint.engine_core.kv_cache.hashing import block_hasher, hash_function
 from hardpoint.engine_core.refusals import why_refused
@@ -29,10 +30,12 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 OutputsByClient = dict[int, EngineCoreOutputs]
+Arrived = EngineCoreRequest | Request
 _PAUSE_MODES = ("abort", "wait", "keep")
 # How long a step waits for a grammar when there is nothing else to do; messages wait as long.
 _GRAMMAR_WAIT_S = 0.005
 _GRAMMAR_PARAMETER = "structured_outputs"
+_LORA_PARAMETER = "lora_request"
 
 
 class EngineCore:
@@ -77,6 +80,7 @@ class EngineCore:
                 self.model_executor, self._grammar_of, max(1, self.model_executor.max_concurrent_batches)
             )
             self._block_hasher = self._make_block_hasher()
+            self.adapters = AdapterTable(vllm_config, self.model_executor, self._is_unfinished)
         except BaseException:
             self.model_executor.shutdown()
             raise
@@ -95,15 +99,41 @@ class EngineCore:
 
         Raises ValueError for an id that is in use, since an output could not say whose it is.
         """
-        held = any(added.request_id == request.request_id for added in self._held)
-        held = held or request.request_id in self.structured_output_manager
-        if held or request.request_id in getattr(self.scheduler, "requests", ()):
+        if request.request_id in self.adapters or self._is_unfinished(request.request_id):
             raise ValueError(f"request id {request.request_id!r} is in use")
         refusal = why_refused(request, self.vllm_config, self.get_supported_tasks())
         if refusal is not None:
             self._refuse(request, refusal)
             return
-        added = Request.from_engine_core_request(request, self._block_hasher)
+        if request.lora_request is None:
+            self._admit(request)
+            return
+        refusal = self.adapters.why_refused(request.lora_request)
+        if refusal is not None:
+            self._refuse(request, refusal, _LORA_PARAMETER)
+            return
+        self.adapters.hold(request)
+        self._admit_adapted()
+
+    def _is_unfinished(self, request_id: str) -> bool:
+        """Whether the scheduler has a request, or one that waits for its grammar or for its id has this id."""
+        held = any(added.request_id == request_id for added in self._held)
+        held = held or request_id in self.structured_output_manager
+        return held or request_id in getattr(self.scheduler, "requests", ())
+
+    def _admit_adapted(self) -> None:
+        """Let the requests go on whose adapters are loaded or find room."""
+        for request, refusal in self.adapters.take_ready():
+            if refusal is None:
+                self._admit(request)
+            else:
+                self._refuse(request, refusal, _LORA_PARAMETER)
+
+    def _admit(self, request: EngineCoreRequest) -> None:
+        """Queue a request whose adapter is loaded."""
+        added = Request.from_engine_core_request(
+            request, self._block_hasher, self.adapters.key_of(request.lora_request)
+        )
         refusal = self.scheduler.why_impossible(added)
         if refusal is not None:
             self._refuse(request, refusal)
@@ -134,7 +164,7 @@ class EngineCore:
         else:
             self.scheduler.add_request(request)
 
-    def _refuse(self, request: EngineCoreRequest | Request, reason: str, parameter: str | None = None) -> None:
+    def _refuse(self, request: Arrived, reason: str, parameter: str | None = None) -> None:
         """Answer a request with an error; with a parameter it is the client's mistake."""
         output = EngineCoreOutput(
             request.request_id, [], finish_reason=FinishReason.ERROR, error=reason, refused_parameter=parameter
@@ -145,9 +175,10 @@ class EngineCore:
         """End requests that nobody waits for any more; unknown ids are ignored and no output is made."""
         self._end_requests(list(request_ids))
 
-    def _end_requests(self, request_ids: list[str] | None) -> list[Request]:
-        ended = [held for held in self._held if request_ids is None or held.request_id in request_ids]
+    def _end_requests(self, request_ids: list[str] | None) -> list[Arrived]:
+        ended: list[Arrived] = [held for held in self._held if request_ids is None or held.request_id in request_ids]
         self._held = [held for held in self._held if held not in ended]
+        ended += self.adapters.drop(request_ids)
         ended += self.structured_output_manager.drop(request_ids)
         return [*ended, *(self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED) or ())]
 
@@ -159,12 +190,13 @@ class EngineCore:
 
     def has_unfinished_requests(self) -> bool:
         """Whether a request has yet to end, or its end to be told."""
-        held = self._held or len(self.structured_output_manager) or self._early_outputs
+        held = self._held or len(self.structured_output_manager) or len(self.adapters) or self._early_outputs
         return bool(held) or self.scheduler.has_unfinished_requests()
 
     def has_work(self) -> bool:
         """Whether `step` has something to do."""
-        return self._has_steps() or bool(self._drained or len(self.structured_output_manager))
+        held = len(self.structured_output_manager) or len(self.adapters)
+        return self._has_steps() or bool(self._drained or held)
 
     def _has_steps(self) -> bool:
         planned = bool(self._early_outputs or self._in_flight or self.scheduler.has_requests())
@@ -178,6 +210,8 @@ class EngineCore:
         Returns the outputs by front end, and whether the model computed something. The outputs of a step
         are returned before another is planned, so that nothing that goes wrong later can lose them.
         """
+        if len(self.adapters):
+            self._admit_adapted()
         self._admit_compiled()
         outputs, executed = self._step_alone() if self._in_flight.limit == 1 else self._step_ahead()
         self._add_early_outputs(outputs)
@@ -201,6 +235,7 @@ class EngineCore:
         for batch in outputs.values():
             if batch.scheduler_stats is not None:
                 batch.scheduler_stats.num_waiting_reqs += len(self.structured_output_manager)
+                self.adapters.count_waiting(batch.scheduler_stats)
 
     def _step_alone(self) -> tuple[OutputsByClient, bool]:
         if not self.scheduler.has_requests():
@@ -283,7 +318,7 @@ class EngineCore:
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting)."""
         running, waiting = self.scheduler.get_request_counts()
-        return running, waiting + len(self.structured_output_manager)
+        return running, waiting + len(self.structured_output_manager) + len(self.adapters)
 
     def collective_rpc(
         self,
@@ -371,20 +406,20 @@ class EngineCore:
         raise NotImplementedError("sleep mode is not supported by this version")
 
     def add_lora(self, lora_request: LoRARequest) -> bool:
-        """Refused: there are no adapters yet."""
-        raise NotImplementedError("LoRA adapters are not supported by this version")
+        """Load an adapter on every worker; whether it was not there. Raises ConfigError or ModelFileError."""
+        return self.adapters.add(lora_request)
 
     def remove_lora(self, lora_id: int) -> bool:
-        """Refused: there are no adapters yet."""
-        raise NotImplementedError("LoRA adapters are not supported by this version")
+        """Drop an adapter; whether it was there. ConfigError while requests need it."""
+        return self.adapters.remove(lora_id)
 
     def pin_lora(self, lora_id: int) -> bool:
-        """Refused: there are no adapters yet."""
-        raise NotImplementedError("LoRA adapters are not supported by this version")
+        """Keep an adapter until it is removed; whether it is there."""
+        return self.adapters.pin(lora_id)
 
     def list_loras(self) -> set[int]:
-        """Ids of loaded adapters: none."""
-        return set()
+        """Ids of loaded adapters."""
+        return self.adapters.ids()
 
     def profile(self, is_start: bool = True, profile_prefix: str | None = None) -> None:
         """Start or stop the workers' profilers; ValueError unless --profiler-config names one."""

@@ -21,6 +21,8 @@ from hardpoint.log import init_logger
 logger = init_logger("hardpoint.extensions.lora_resolvers")
 
 _LORA_REQUEST = "hardpoint.types.lora_request:LoRARequest"
+# All that is read of an adapter, and all that is fetched.
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 _LONGEST_NAME = 256
 _LARGEST_CONFIG = 1 << 20
 

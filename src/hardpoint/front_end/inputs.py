@@ -12,6 +12,7 @@ from hardpoint import platforms
 from hardpoint.contracts.logits_processor import load_logits_processor_classes
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.adapters import checked_adapter
 from hardpoint.front_end.pooling import settle_pooling_params
 from hardpoint.front_end.prompts import Tokenization, TokenPrompt, read_prompt
 from hardpoint.front_end.tokenizers import Tokenizer
@@ -282,8 +283,7 @@ class InputProcessor:
         pools = isinstance(params, PoolingParams)
         if not pools and self.model_config.runner_type == "pooling":
             raise VLLMValidationError("the model pools and does not generate text", parameter="params")
-        if lora_request is not None:
-            raise VLLMValidationError("LoRA adapters are not available in this version", parameter="lora_request")
+        lora_request = checked_adapter(lora_request, self.vllm_config)
         if kv_hints is not None:
             raise VLLMValidationError("kv_hints are not available in this version", parameter="kv_hints")
         self._check_placement(priority, data_parallel_rank)
@@ -307,7 +307,7 @@ class InputProcessor:
             sampling_params=None if isinstance(settled, PoolingParams) else settled,
             pooling_params=settled if isinstance(settled, PoolingParams) else None,
             arrival_time=arrival_time,
-            lora_request=None,
+            lora_request=lora_request,
             cache_salt=ready.cache_salt,
             data_parallel_rank=data_parallel_rank,
             priority=priority,

@@ -115,7 +115,7 @@ def block_hasher(block_size: int, hash_block: HashFunction) -> BlockHasher:
 
 def extra_keys(request: Request, block_index: int) -> ExtraKeys:
     """What besides tokens tells blocks apart: the adapter, and in the first block the salt."""
-    adapter = request.lora_request.lora_name if request.lora_request else None
+    adapter = request.adapter_key
     salt = request.cache_salt if block_index == 0 else None
     if adapter is None and salt is None:
         return None

@@ -11,6 +11,7 @@ from hardpoint.contracts.scheduler import PauseState, SchedulerInterface
 from hardpoint.engine_core.kv_cache.manager import KVCacheBlocks, KVCacheManager
 from hardpoint.engine_core.kv_cache.residency import BlockResidency
 from hardpoint.engine_core.request import Request
+from hardpoint.engine_core.scheduler.adapters import AdapterPlaces, count_adapters
 from hardpoint.engine_core.scheduler.admission import why_impossible
 from hardpoint.engine_core.scheduler.outputs import StepOutputs
 from hardpoint.engine_core.scheduler.plan import StepPlan
@@ -177,10 +178,19 @@ class Scheduler(SchedulerInterface):
         self.waiting.prepend_request(request)
 
     def _schedule_waiting(self, plan: StepPlan) -> None:
+        places = AdapterPlaces(self.lora_config.max_loras if self.lora_config else None, self.running)
+        self._admit_waiting(plan, places)
+        for request in reversed(places.skipped):
+            self.waiting.prepend_request(request)
+
+    def _admit_waiting(self, plan: StepPlan, places: AdapterPlaces) -> None:
         while self.waiting and plan.budget > 0 and len(self.running) < self.max_num_running_reqs:
             request = self.waiting.peek_request()
             if request.num_in_flight_tokens:
                 break  # preempted while a step ran: its token has to come first
+            if not places.take(request):
+                self.waiting.pop_request()
+                continue
             hit, num_hit_tokens = self.kv_cache_manager.get_computed_blocks(request)
             num_tokens = self._first_chunk(request.num_tokens - num_hit_tokens, plan.budget)
             if num_tokens == 0:
@@ -198,6 +208,7 @@ class Scheduler(SchedulerInterface):
             if blocks is None:
                 break
             self.waiting.pop_request()
+            places.admitted(request)
             self._admit(request, num_tokens, num_hit_tokens, plan)
 
     def _first_chunk(self, num_tokens: int, budget: int) -> int:
@@ -422,6 +433,8 @@ class Scheduler(SchedulerInterface):
             kv_cache_usage=self.kv_cache_manager.usage,
             prefix_cache_stats=self.kv_cache_manager.make_prefix_cache_stats(),
             kv_cache_eviction_events=self.kv_cache_manager.take_eviction_events(),
+            waiting_lora_adapters=count_adapters(self.waiting) if self.lora_config else {},
+            running_lora_adapters=count_adapters(self.running) if self.lora_config else {},
         )
 
     def shutdown(self) -> None:

@@ -218,9 +218,7 @@ def _check(file: AdapterFile, pair: Pair, target: Target) -> None:
 
 
 def _dtype(config: LoRAConfig, model_dtype: Any) -> torch.dtype:
-    chosen = config.lora_dtype
-    if chosen == "auto":
-        return model_dtype
+    chosen = model_dtype if config.lora_dtype == "auto" else config.lora_dtype
     return getattr(torch, chosen) if isinstance(chosen, str) else chosen
 
 

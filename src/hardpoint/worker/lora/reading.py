@@ -38,6 +38,9 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("use_qalora", (None, False), "QA-LoRA (pooled inputs)"),
     ("alora_invocation_tokens", (None, []), "activated LoRA, which begins within a prompt"),
     ("arrow_config", (None,), "routing among adapters"),
+    ("use_bdlora", (None, False), "BD-LoRA (block-diagonal halves)"),
+    ("kasa_config", (None,), "KaSA (scaled singular values)"),
+    ("monteclora_config", (None,), "MonteCLoRA"),
     ("megatron_config", (None,), "Megatron layers"),
 )
 # What is left of a tensor's name without the module's path: (which half, whether of an embedding).

@@ -33,7 +33,7 @@ import psutil
 import report
 import servers
 from install import DEFAULT_FOLDER
-from models import TYPES, checkpoint, model_file
+from models import checkpoint, model_file
 from servers import Plan, Server, Shape, busy_neighbour
 
 from hardpoint.cli.bench.http_stream import Endpoint
@@ -86,8 +86,8 @@ LONG = "decode, 1 stream at 2,000 tokens"
 LONG_PREFILL = "prefill of 2,000 tokens"
 # Short, since a server may get slower by a large factor.
 NEIGHBOUR_LOADS = (
-    Load("decode, 1 stream", 1, 16, 24, Shape(1, 4096), decode_rate),
-    Load("8 streams, 32 in / 16 out", 8, 32, 16, Shape(8, 1024), output_rate),
+    Load("decode, 1 stream", 1, 16, 16, Shape(1, 4096), decode_rate),
+    Load("8 streams, 16 in / 16 out", 8, 16, 16, Shape(8, 1024), output_rate),
 )
 NEIGHBOUR_ROUNDS = 3
 
@@ -363,14 +363,14 @@ def machine() -> dict[str, Any]:
 def stages(bench: Bench) -> Iterator[Callable[[], None]]:
     """What is measured, the most important first."""
     options = bench.options
-    files = list(TYPES)
+    files = ["smollm2-q4_1", "wide-q4_k_m", "smollm2-q8_0", "wide-q8_0", "smollm2-q4_0", "wide-q4_0"]
     if options.quick:
         files = ["smollm2-q4_1", "wide-q4_k_m"]
     yield lambda: measure_file(bench, files[0])
     yield lambda: measure_start(bench)
-    yield lambda: measure_neighbour(bench)
     for name in files[1:]:
         yield lambda name=name: measure_file(bench, name)  # type: ignore[misc]
+    yield lambda: measure_neighbour(bench)
     if options.vllm:
         plan = servers.vllm(
             bench.folder, checkpoint(bench.folder), Shape(16, 1024), options.threads, options.vllm_flags.split()

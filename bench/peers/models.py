@@ -127,8 +127,12 @@ def checkpoint(folder: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     work = target.with_suffix(".part")
     # transformers puts the rows of Q and K, which GGUF files hold permuted, back into its own order.
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    model.to(torch.bfloat16).save_pretrained(work)
+    read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    # What was read from a GGUF file still counts as quantised, and such a model cannot be saved.
+    facts = {name: value for name, value in read.config.to_dict().items() if name != "quantization_config"}
+    plain = AutoModelForCausalLM.from_config(type(read.config).from_dict(facts))
+    plain.load_state_dict(read.state_dict())
+    plain.to(torch.bfloat16).save_pretrained(work)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(work)
     work.rename(target)
     return target

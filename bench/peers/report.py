@@ -117,9 +117,11 @@ def _memory(rows: dict[str, Any]) -> str:
         "|---|--:|--:|--:|",
     ]
     names = {"pss": "proportional (PSS)", "rss": "resident (RSS)", "pss_torch": "of PSS, torch's libraries"}
-    names["pss_model_file"] = "of PSS, the model's file"
+    names |= {"rss_torch": "of RSS, torch's libraries", "pss_model_file": "of PSS, the model's file"}
     for key, name in names.items():
-        ratio = f"{ours[key] / theirs[key]:.2f}" if theirs[key] else ""
+        if key not in ours:
+            continue
+        ratio = f"{ours[key] / theirs[key]:.2f}" if min(ours[key], theirs[key]) > 0 else ""
         lines.append(f"| {name} | {ours[key]:.0f} | {theirs[key]:.0f} | {ratio} |")
     return "\n".join(lines)
 

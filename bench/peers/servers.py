@@ -151,16 +151,15 @@ class Server:
 
     def memory_mb(self) -> dict[str, float]:
         """Megabytes of its processes: resident, proportional (shared pages split), and what torch's libraries take."""
-        found = {"rss": 0.0, "pss": 0.0, "pss_torch": 0.0, "pss_model_file": 0.0}
+        found = dict.fromkeys(("rss", "pss", "pss_torch", "rss_torch", "pss_model_file"), 0.0)
         for process in self.processes():
             with contextlib.suppress(OSError, psutil.Error):
-                found["rss"] += process.memory_info().rss / 1e6
-                for path, kilobytes in _pss_by_path(process.pid):
-                    found["pss"] += kilobytes / 1000
+                for path, kind, megabytes in _mappings(process.pid):
+                    found[kind] += megabytes
                     if "/torch/" in path or "/torch.libs/" in path:
-                        found["pss_torch"] += kilobytes / 1000
-                    elif path.endswith((".gguf", ".safetensors")):
-                        found["pss_model_file"] += kilobytes / 1000
+                        found[f"{kind}_torch"] += megabytes
+                    elif kind == "pss" and path.endswith((".gguf", ".safetensors")):
+                        found["pss_model_file"] += megabytes
         return found
 
     def stop(self) -> None:
@@ -184,17 +183,17 @@ class Server:
         self.stop()
 
 
-def _pss_by_path(pid: int) -> list[tuple[str, float]]:
-    """Kilobytes of every mapping, with the file it is of."""
-    found: list[tuple[str, float]] = []
+def _mappings(pid: int) -> list[tuple[str, str, float]]:
+    """The file of every mapping, `rss` or `pss`, and its megabytes."""
+    found: list[tuple[str, str, float]] = []
     path = ""
     with open(f"/proc/{pid}/smaps", encoding="utf-8", errors="replace") as lines:
         for line in lines:
             words = line.split(maxsplit=5)
             if not words[0].endswith(":"):
                 path = words[5].strip() if len(words) > 5 else ""
-            elif words[0] == "Pss:":
-                found.append((path, float(words[1])))
+            elif words[0] in ("Pss:", "Rss:"):
+                found.append((path, words[0][:3].lower(), float(words[1]) * 1024 / 1e6))
     return found
 
 

@@ -86,8 +86,8 @@ LONG = "decode, 1 stream at 2,000 tokens"
 LONG_PREFILL = "prefill of 2,000 tokens"
 # Short, since a server may get slower by a large factor.
 NEIGHBOUR_LOADS = (
-    Load("decode, 1 stream", 1, 16, 16, Shape(1, 4096), decode_rate),
-    Load("8 streams, 16 in / 16 out", 8, 16, 16, Shape(8, 1024), output_rate),
+    Load("decode, 1 stream", 1, 16, 12, Shape(1, 4096), decode_rate),
+    Load("8 streams, 16 in / 12 out", 8, 16, 12, Shape(8, 1024), output_rate),
 )
 NEIGHBOUR_ROUNDS = 3
 
@@ -334,13 +334,14 @@ def measure_neighbour(bench: Bench) -> None:
 
 def _slower(bench: Bench, load: Load, both: Sequence[Server]) -> dict[str, list[float]]:
     slower: dict[str, list[float]] = {server.plan.name: [] for server in both}
-    for number in range(NEIGHBOUR_ROUNDS + 1):
+    for server in both:
+        turn(server, bench.asks(load))
+    for number in range(NEIGHBOUR_ROUNDS):
         for server in both:
             alone = load.figure(turn(server, bench.asks(load)).outcome)
             with busy_neighbour(number % (os.cpu_count() or 1)):
                 beside = load.figure(turn(server, bench.asks(load)).outcome)
-            if number:
-                slower[server.plan.name].append(alone / beside)
+            slower[server.plan.name].append(alone / beside)
     return slower
 
 
@@ -372,15 +373,19 @@ def stages(bench: Bench) -> Iterator[Callable[[], None]]:
         yield lambda name=name: measure_file(bench, name)  # type: ignore[misc]
     yield lambda: measure_neighbour(bench)
     if options.vllm:
-        plan = servers.vllm(
-            bench.folder, checkpoint(bench.folder), Shape(16, 1024), options.threads, options.vllm_flags.split()
-        )
         names = ["16 streams, 128 in / 64 out", "8 streams, 64 in / 64 out", "decode, 1 stream"]
-        yield lambda: measure_peer(bench, "vllm", plan, names)
+        yield lambda: measure_peer(bench, "vllm", vllm_plan(bench), names)
     if options.transformers:
-        slow = servers.transformers(checkpoint(bench.folder), options.threads)
-        names = ["decode, 1 stream", "prefill of 500 tokens"]
-        yield lambda: measure_peer(bench, "transformers", slow, names)
+        alone = ["decode, 1 stream", "prefill of 500 tokens"]
+        yield lambda: measure_peer(
+            bench, "transformers", servers.transformers(checkpoint(bench.folder), options.threads), alone
+        )
+
+
+def vllm_plan(bench: Bench) -> Plan:
+    """vLLM for the shape of the split loads."""
+    flags = bench.options.vllm_flags.split()
+    return servers.vllm(bench.folder, checkpoint(bench.folder), SPLIT, bench.options.threads, flags)
 
 
 def main() -> None:
@@ -409,7 +414,7 @@ def main() -> None:
     for stage in [] if options.report_only else stages(bench):
         try:
             stage()
-        except RuntimeError as problem:
+        except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as problem:
             # One server that fails must not take the other rows with it.
             print(f"FAILED: {problem}", file=sys.stderr, flush=True)
             failed.append(str(problem))

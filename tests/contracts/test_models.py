@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from tiny_checkpoints import BASE, SMALL_GPT2, SMALL_OPT, build, save
 
-from hardpoint.extensions.builtins import BUILTINS
 from hardpoint.extensions.registry import registry
 from hardpoint.testing import check_model
+from hardpoint.types.model_info import BUILT_IN_MODEL_INFO
 
 HEADS = {**BASE, "head_dim": 16}
 GEMMA = {**HEADS, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
@@ -32,7 +32,12 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", BUILTINS["models"])
+GENERATING = [
+    name for name, info in BUILT_IN_MODEL_INFO.items() if info.is_text_generation_model and not info.supports_multimodal
+]
+
+
+@pytest.mark.parametrize("name", GENERATING)
 def test_built_in_models(name, tmp_path):
     folder = save(build(*CHECKPOINTS[name]), tmp_path)
     check_model(registry("models").load(name), folder, skip_tokenizer_init=True)

@@ -29,8 +29,9 @@ Prompts = Any  # a prompt (text, token ids, a TextPrompt or TokensPrompt dict) o
 
 
 class LLM(OfflinePooling):
-    """A model for offline use: give it prompts, get their outputs in the same order. Pooling models embed, classify, score.
+    """A model for offline use: give it prompts, get their outputs in the same order.
 
+    Pooling models embed, classify and score.
     Takes every `EngineArgs` name as a keyword. The engine core runs in a process of its own
     (unless VLLM_ENABLE_V1_MULTIPROCESSING=0), which needs no `__main__` guard and ends with this
     object or the program. Raises TypeError for an unknown keyword, ConfigError or ModelFileError

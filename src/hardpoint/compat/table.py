@@ -81,7 +81,6 @@ _LOADING = f"{_WORKER}.models.loading"
 
 # What a missing part waits for, in the words a plugin author sees.
 LORA = "LoRA adapters"
-POOLING = "embeddings and pooling"
 MULTIMODAL = "image input"
 MOE = "exchangeable expert kernels"
 MAMBA = "state-space models"
@@ -122,6 +121,7 @@ _ATTENTION = {
     "AttentionType": f"{_CONTRACTS}.attention_backend:AttentionType",
     "AttentionBackend": f"{_CONTRACTS}.attention_backend:AttentionBackend",
     "AttentionMetadata": f"{_CONTRACTS}.attention_backend:AttentionMetadata",
+    "EncoderOnlyAttention": f"{_LAYERS}.encoder_attention:EncoderOnlyAttention",
 }
 # Its name and place until backends had a registry.
 _OLD_BACKEND_ENUM = {"_Backend": f"{_WORKER}.attention.registry:AttentionBackendEnum"}
@@ -129,7 +129,6 @@ _ATTENTION_WAITS = {
     "MLAAttention": MODELS,
     "MMEncoderAttention": MULTIMODAL,
     "CrossAttention": MODELS,
-    "EncoderOnlyAttention": POOLING,
     "ChunkedLocalAttention": MODELS,
 }
 
@@ -157,6 +156,19 @@ _LOADERS = (
 _PROTOCOL = f"{_TYPES}.answers " + " ".join(
     f"hardpoint.front_end.server.protocol.{part}" for part in ("base", "chat", "completions", "models", "tokenize")
 )
+
+_POOLING = f"{_WORKER}.pooling"
+_POOLERS = f"{_POOLING}.poolers {_POOLING}.methods {_POOLING}.activations"
+# Where poolers were and are; one module of ours has them all.
+POOLER_MODULES = [
+    "abstract",
+    "common",
+    "special",
+    "activations",
+    "heads",
+    "methods",
+    *(f"{kind}{part}" for kind in ("seqwise", "tokwise") for part in ("", ".heads", ".methods", ".poolers")),
+]
 
 _APP = _from("hardpoint.front_end.server.app", "build_app init_app_state")
 
@@ -242,7 +254,9 @@ MODULES: dict[str, Entry | Waits] = {
         names=_from(f"{_CONTRACTS}.endpoint_plugin", "EndpointPlugin")
         | _from("hardpoint.front_end.server.endpoints", "attach_endpoint_plugins init_endpoint_plugins_state")
     ),
-    "vllm.plugins.io_processors": Entry(waits={"get_io_processor": POOLING, "has_io_processor": POOLING}),
+    "vllm.plugins.io_processors": Entry(
+        names=_from("hardpoint.front_end.io_processors", "get_io_processor has_io_processor")
+    ),
     "vllm.plugins.io_processors.interface": Entry(names=_from(f"{_CONTRACTS}.io_processor", "IOProcessor")),
     "vllm.plugins.lora_resolvers": Entry(),
     "vllm.plugins.lora_resolvers.filesystem_resolver": Entry("hardpoint.extensions.lora_resolvers"),
@@ -323,7 +337,11 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.interfaces_base": Entry(names=_MODEL_BASES),
     "vllm.model_executor.models.llama": Entry(f"{_WORKER}.models.llama"),
     "vllm.model_executor.models.utils": Entry(_LOADING),
-    "vllm.model_executor.models.adapters": Waits(POOLING),
+    "vllm.model_executor.models.adapters": Entry(
+        names=_from(f"{_POOLING}.adapters", "as_embedding_model as_seq_cls_model")
+    ),
+    "vllm.model_executor.models.bert": Entry(f"{_WORKER}.models.bert"),
+    "vllm.model_executor.models.roberta": Entry(f"{_WORKER}.models.bert"),
     "vllm.model_executor.models.config": Entry(f"{_CONFIG}.model_hooks"),
     "vllm.model_executor.models.module_mapping": Waits(MULTIMODAL),
     "vllm.model_executor.models.llava": Waits(MULTIMODAL),
@@ -336,7 +354,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.lfm2": Waits(MAMBA),
     "vllm.model_executor.utils": Entry(f"{_LAYERS}.parameters"),
     "vllm.model_executor.parameter": Waits(QUANT),
-    "vllm.model_executor.pooling_metadata": Waits(POOLING),
+    "vllm.model_executor.pooling_metadata": Entry(
+        f"{_POOLING}.metadata", waits={"PoolingTensors": "the pooling tensors of vLLM's first engine"}
+    ),
     "vllm.model_executor.sampling_metadata": Entry(f"{_WORKER}.sampling.metadata"),
     "vllm.model_executor.custom_op": Entry(f"{_CONTRACTS}.custom_op"),
     # -- layers --------------------------------------------------------------------------------------------------------
@@ -366,7 +386,8 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.layers.fused_moe.router.gate_linear": Entry(f"{_LAYERS}.fused_moe.gate"),
     "vllm.model_executor.layers.fused_moe.router.routing_simulator_router": Entry(f"{_LAYERS}.fused_moe.simulation"),
     "vllm.model_executor.layers.mamba": Waits(MAMBA),
-    "vllm.model_executor.layers.pooler": Waits(POOLING),
+    "vllm.model_executor.layers.pooler": Entry(_POOLERS),
+    **{f"vllm.model_executor.layers.pooler.{module}": Entry(_POOLERS) for module in POOLER_MODULES},
     "vllm.model_executor.layers.quantization": Entry(names=_QUANT),
     "vllm.model_executor.layers.quantization.base_config": Entry(f"{_CONTRACTS}.quantization"),
     "vllm.model_executor.layers.quantization.gguf": Entry(f"{_WORKER}.quantization.gguf"),
@@ -525,7 +546,12 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.entrypoints.openai.responses.protocol": Entry(
         names=_from("hardpoint.front_end.server.protocol.responses", "ResponsesRequest")
     ),
-    "vllm.entrypoints.pooling": Waits(POOLING),
+    "vllm.entrypoints.pooling": Entry(),
+    **{
+        f"vllm.entrypoints.pooling.{module}": Entry(place)
+        for folder in ("base", "pooling", "embed", "classify", "score", "scoring")
+        for module, place in ((folder, ""), (f"{folder}.protocol", "hardpoint.front_end.server.protocol.pooling"))
+    },
     "vllm.entrypoints.serve": Entry(),
     "vllm.entrypoints.serve.engine": Entry(),
     "vllm.entrypoints.serve.engine.protocol": Entry(_PROTOCOL),
@@ -544,7 +570,7 @@ MODULES: dict[str, Entry | Waits] = {
         names={"_CONFIG_REGISTRY": f"{_CONFIG}.model_hooks:CONFIG_REGISTRY"},
         waits=dict.fromkeys(("register_config_parser", "get_config"), "Hugging Face configuration parsers"),
     ),
-    "vllm.renderers": Waits(POOLING),
+    "vllm.renderers": Entry(names={"BaseRenderer": "hardpoint.front_end.inputs:InputProcessor"}),
     "vllm.multimodal": Waits(MULTIMODAL),
     "vllm.device_allocator": Waits(SLEEP),
     "vllm.v1.kv_offload": Waits(OFFLOAD),
@@ -563,7 +589,9 @@ MODULES: dict[str, Entry | Waits] = {
     ),
     "vllm.model_executor.guided_decoding": Waits("the logits processors of vLLM's first engine"),
     "vllm.v1.spec_decode": Waits(SPECULATION),
-    "vllm.v1.pool": Waits(POOLING),
+    "vllm.v1.pool": Entry(),
+    "vllm.v1.pool.metadata": Entry(f"{_POOLING}.metadata"),
+    "vllm.v1.pool.late_interaction": Waits("late interaction inside the engine"),
     **_parser_paths(),
     # -- helpers -------------------------------------------------------------------------------------------------------
     "vllm.utils": Entry(

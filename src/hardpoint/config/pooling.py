@@ -129,7 +129,7 @@ def settle_pooling(config: VllmConfig) -> None:
         pooler.tok_pooling_type = info.get("default_tok_pooling_type", "ALL")
     if pooler.enable_chunked_processing or pooler.max_embed_len is not None:
         raise ConfigError(
-            "pooler_config.enable_chunked_processing: inputs beyond the context are not split and joined by this version",
+            "pooler_config.enable_chunked_processing: inputs beyond the context are not split and joined",
             code="config-unsupported",
             fix="leave it and max_embed_len out, and cut inputs with truncate_prompt_tokens",
         )

@@ -13,7 +13,7 @@ from hardpoint.contracts.logits_processor import load_logits_processor_classes
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.adapters import checked_adapter
-from hardpoint.front_end.pooling import settle_pooling_params
+from hardpoint.front_end.pooling import cut_text, settle_pooling_params
 from hardpoint.front_end.prompts import Tokenization, TokenPrompt, read_prompt
 from hardpoint.front_end.tokenizers import Tokenizer
 from hardpoint.front_end.tokenizers.chat_template import conversation, detect_content_format
@@ -82,6 +82,10 @@ class InputProcessor:
         assert length is not None
         return length
 
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with --skip-tokenizer-init. Here for IO processors, whose renderer this is."""
+        return self.tokenizer
+
     def _find_eos(self) -> int | None:
         if self.tokenizer is not None and self.tokenizer.eos_token_id is not None:
             return self.tokenizer.eos_token_id
@@ -111,6 +115,8 @@ class InputProcessor:
         text, ids, salt = read_prompt(prompt)
         if ids is None:
             assert text is not None
+            if self.model_config.runner_type == "pooling":
+                text = cut_text(self.tokenizer, text, how, self.max_model_len)
             ids = self._encode(text, how)
         room = max(1, self.max_model_len - (1 if max_output_tokens is None else max_output_tokens))
         kept = how.cut(ids, room, self.max_model_len)
@@ -280,16 +286,16 @@ class InputProcessor:
             raise VLLMValidationError(
                 f"{type(params).__name__} are not supported: give SamplingParams or PoolingParams", parameter="params"
             )
-        pools = isinstance(params, PoolingParams)
-        if not pools and self.model_config.runner_type == "pooling":
+        if isinstance(params, SamplingParams) and self.model_config.runner_type == "pooling":
             raise VLLMValidationError("the model pools and does not generate text", parameter="params")
         lora_request = checked_adapter(lora_request, self.vllm_config)
         if kv_hints is not None:
             raise VLLMValidationError("kv_hints are not available in this version", parameter="kv_hints")
         self._check_placement(priority, data_parallel_rank)
         arrival_time = time.time() if arrival_time is None else arrival_time
-        ready = self.tokenize(prompt, tokenization_kwargs, 0 if pools else params.max_tokens)
-        self.check_prompt(ready.token_ids, 0 if pools else 1)
+        room = params.max_tokens if isinstance(params, SamplingParams) else 0
+        ready = self.tokenize(prompt, tokenization_kwargs, room)
+        self.check_prompt(ready.token_ids, 0 if isinstance(params, PoolingParams) else 1)
         text = ready.text if prompt_text is None else prompt_text
         settled = (
             settle_pooling_params(params, self.model_config)

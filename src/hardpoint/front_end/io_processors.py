@@ -82,7 +82,7 @@ def params_of(processor: IOProcessor[Any, Any], params: PoolingParams | None) ->
 
 
 class BesideTheLoop:
-    """A processor called off the event loop. Both halves of one request run in one context, as plugins keep state there."""
+    """A processor called off the event loop; what leads to one request's prompts runs in one call, and one context."""
 
     def __init__(self, processor: IOProcessor[Any, Any]) -> None:
         self._processor = processor

@@ -302,8 +302,9 @@ class OutputProcessor:
         if state.queue is not None:
             state.queue.put(error)
         else:
-            pools = isinstance(state, PoolingRequestState)
-            result.request_outputs.append(state.failed_output(error) if pools else _failed_output(state, error))
+            result.request_outputs.append(
+                state.failed_output(error) if isinstance(state, PoolingRequestState) else _failed_output(state, error)
+            )
 
     # -- ends from this side -------------------------------------------------------------------
 

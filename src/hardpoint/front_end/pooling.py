@@ -18,6 +18,8 @@ from hardpoint.types.stats import PrefillStats, RequestStateStats
 if TYPE_CHECKING:
     from hardpoint.config.sections import ModelConfig
     from hardpoint.front_end.collector import RequestOutputCollector
+    from hardpoint.front_end.prompts import Tokenization
+    from hardpoint.front_end.tokenizers import Tokenizer
 
 # Where the second of two texts begins, as the worker reads it.
 SECOND_TEXT = "compressed_token_type_ids"
@@ -42,6 +44,17 @@ def settle_pooling_params(params: PoolingParams, model: ModelConfig) -> PoolingP
         last = settings is not None and settings.seq_pooling_type == "LAST" and model.convert_type != "none"
         params.skip_reading_prefix_cache = not (last and params.task in ("embed", "classify"))
     return params
+
+
+def cut_text(tokenizer: Tokenizer | None, text: str, how: Tokenization, context: int) -> str:
+    """A text cut as asked, so that what the model expects around a text still is around it; the end goes first."""
+    keep = how.truncate_prompt_tokens
+    if tokenizer is None or not isinstance(keep, int) or keep == 0 or not -1 <= keep <= context:
+        return text  # Nothing to cut, or what will be refused.
+    how.truncation_side = how.truncation_side or "right"
+    most = context if keep == -1 else keep
+    around = tokenizer.num_special_tokens_to_add() if how.add_special_tokens else 0
+    return tokenizer.cut_text(text, max(1, most - around), how.truncation_side)
 
 
 class PoolingRequestState:

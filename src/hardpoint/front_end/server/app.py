@@ -26,28 +26,42 @@ from hardpoint.front_end.server.routes import (
     completions,
     dev,
     health,
+    impossible,
     lora,
     messages,
     metrics,
     models,
     page,
     plugins,
+    pooling,
+    responses,
     tokenize,
 )
 from hardpoint.front_end.server.serving.chat import ChatService
 from hardpoint.front_end.server.serving.completions import CompletionService
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.messages import MessagesService
+from hardpoint.front_end.server.serving.pooling import PoolingService
+from hardpoint.front_end.server.serving.responses import ResponsesService
 from hardpoint.front_end.server.serving.tokenize import TokenizeService
 from hardpoint.front_end.server.settings import ServerSettings
 from hardpoint.log import init_logger
+from hardpoint.types.tasks import POOLING_TASKS
 
 logger = init_logger(__name__)
 
 DEFAULT_TASKS = ("generate",)
 # What needs no key: these functions of ours, wherever they stand. A plugin's route never does.
 _OPEN_ENDPOINTS = (health.health, health.ping, metrics.metrics, page.page)
-_LOAD_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/tokenize", "/detokenize")
+_LOAD_PATHS = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/messages",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+    *pooling.PATHS,
+)
 
 
 def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> FastAPI:
@@ -73,6 +87,9 @@ def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> 
     app.state.enable_server_load_tracking = settings.enable_server_load_tracking
     _include_routes(app, settings, tasks)
     endpoints.attach_endpoint_plugins(app, tasks)
+    # Behind what plugins bring, which may be just what the model cannot do.
+    app.include_router(impossible.router_for(tasks, [getattr(route, "path", "") for route in app.routes]))
+    flatten_routes(app)
     install_error_handlers(app, settings.log_error_stack)
     _wrap(app, settings)
     return app
@@ -81,7 +98,9 @@ def build_app(args: Namespace, supported_tasks: Sequence[str] | None = None) -> 
 def _include_routes(app: FastAPI, settings: ServerSettings, tasks: tuple[str, ...]) -> None:
     routers = [page.router, health.router, metrics.router, models.router, tokenize.router, plugins.router]
     if "generate" in tasks:
-        routers += [completions.router, chat.router, messages.router]
+        routers += [completions.router, chat.router, messages.router, responses.router]
+    if set(tasks) & set(POOLING_TASKS):
+        routers.append(pooling.router_for(tasks))
     if settings.enable_tokenizer_info_endpoint:
         routers.append(tokenize.info_router)
     if envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
@@ -150,6 +169,7 @@ async def init_app_state(engine_client: EngineClient, state: State, args: Namesp
     """
     settings: ServerSettings = getattr(state, "settings", None) or ServerSettings.from_args(args)
     context = ServerContext.build(engine_client, settings)
+    await context.adapters.load_modules(settings.adapter_modules())
     state.engine_client = engine_client
     state.vllm_config = engine_client.vllm_config
     state.args = args
@@ -157,6 +177,10 @@ async def init_app_state(engine_client: EngineClient, state: State, args: Namesp
     state.context = context
     state.openai_serving_completion = CompletionService(context)
     state.openai_serving_chat = ChatService(context)
+    servers = getattr(args, "api_server_count", None) or 1
+    state.openai_serving_responses = ResponsesService(context, state.openai_serving_chat, servers)
     state.anthropic_serving_messages = MessagesService(context, state.openai_serving_chat)
+    if engine_client.model_config.runner_type == "pooling":
+        state.serving_pooling = PoolingService(context, await engine_client.get_supported_tasks())
     state.openai_serving_tokenization = TokenizeService(context)
     await endpoints.init_endpoint_plugins_state(engine_client, state, args)

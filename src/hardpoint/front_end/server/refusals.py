@@ -44,6 +44,16 @@ CHAT = (
     Refusal("media_io_kwargs", _unset, _NO_MEDIA),
     Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
 )
+POOLING = (
+    Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
+    Refusal("padding", lambda v: v in (None, "do_not_pad"), "prompts are not padded here, and need not be"),
+)
+POOLING_INPUT = (*POOLING, Refusal("media_io_kwargs", _unset, _NO_MEDIA))
+COMPARISON = (
+    *POOLING,
+    Refusal("instruction", _unset, "there are no templates for pairs of texts"),
+    Refusal("chat_template_kwargs", _unset, "there are no templates for pairs of texts"),
+)
 TOKENIZE_CHAT = (
     Refusal("media_io_kwargs", _unset, _NO_MEDIA),
     Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),

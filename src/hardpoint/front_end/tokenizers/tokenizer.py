@@ -267,13 +267,16 @@ class Tokenizer:
                 keep[keep[0] < keep[1]] -= 1
             texts = [text[: one.offsets[count - 1][1] if count > 0 else 0]
                      for text, one, count in zip((first, second), alone, keep, strict=True)]  # fmt: skip
-            both = self.backend.encode(*texts, add_special_tokens=True)
+            both = self.backend.encode(texts[0], texts[1], add_special_tokens=True)
         return both.ids[:max_length], both.type_ids[:max_length]
 
-    def cut_text(self, text: str, most: int) -> str:
-        """The beginning of a text that is `most` tokens long, special tokens left aside."""
+    def cut_text(self, text: str, most: int, side: str = "right") -> str:
+        """`most` tokens of a text, special tokens left aside; `side` says where the rest is cut off."""
+        text.encode("utf-8")
         found = self.backend.encode(text, add_special_tokens=False)
-        return text if len(found.ids) <= most else text[: found.offsets[most - 1][1]]
+        if len(found.ids) <= most:
+            return text
+        return text[found.offsets[-most][0] :] if side == "left" else text[: found.offsets[most - 1][1]]
 
     def encode_chat(self, rendered: str, add_special_tokens: bool = False) -> list[int]:
         """Ids of a rendered conversation, never with a second token that begins the sequence."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -60,8 +61,7 @@ class EncoderOnlyAttention(nn.Module):
         value = value.view(rows, self.num_kv_heads, self.head_size).transpose(0, 1)
         starts = self._starts(rows)
         parts = [
-            self._attend(query[:, start:end], key[:, start:end], value[:, start:end])
-            for start, end in zip(starts, starts[1:], strict=False)
+            self._attend(query[:, start:end], key[:, start:end], value[:, start:end]) for start, end in pairwise(starts)
         ]
         return (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).transpose(0, 1).reshape(rows, -1)
 

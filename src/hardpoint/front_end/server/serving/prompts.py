@@ -10,6 +10,7 @@ from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.protocol.chat import ChatCompletionRequest
 from hardpoint.front_end.server.protocol.completions import CompletionRequest
+from hardpoint.front_end.server.protocol.pooling import InputRequest
 from hardpoint.front_end.server.protocol.sampling import SharedRequest
 from hardpoint.front_end.server.protocol.tokenize import TokenizeChatRequest
 from hardpoint.front_end.server.serving.context import ServerContext
@@ -64,6 +65,19 @@ class PromptMaker:
         cut = self._inputs.tokenize({"prompt_token_ids": rendered["prompt_token_ids"]}, how)
         return TokenPrompt(cut.token_ids, rendered["prompt"], request.cache_salt)
 
+    async def of_conversation(self, request: InputRequest, messages: list[dict[str, Any]]) -> TokenPrompt:
+        """The prompt a conversation makes for a pooling model, which adds no answer to it."""
+        request = request.model_copy(
+            update={"messages": messages, "add_special_tokens": bool(request.add_special_tokens)}
+        )
+        rendered = await self._rendered(request, _template_kwargs(request))
+        how = {
+            "truncate_prompt_tokens": request.truncate_prompt_tokens,
+            "truncation_side": request.truncation_side,
+        }
+        cut = self._inputs.tokenize({"prompt_token_ids": rendered["prompt_token_ids"]}, how, 0)
+        return TokenPrompt(cut.token_ids, rendered["prompt"], request.cache_salt)
+
     def template_arguments(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """What the template gets beside the messages, as far as it says how to think."""
         effort = {"reasoning_effort": request.reasoning_effort} if request.reasoning_effort is not None else {}
@@ -74,7 +88,7 @@ class PromptMaker:
         return (await self._rendered(request, _template_kwargs(request)))["prompt_token_ids"]
 
     async def _rendered(
-        self, request: ChatCompletionRequest | TokenizeChatRequest, kwargs: dict[str, Any]
+        self, request: ChatCompletionRequest | TokenizeChatRequest | InputRequest, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
         """The conversation as the text the model was trained on, and its ids."""
         settings = self._context.settings
@@ -83,7 +97,7 @@ class PromptMaker:
                 "chat_template in a request needs a server started with --trust-request-chat-template",
                 parameter="chat_template",
             )
-        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or ()]
+        tools = [tool.model_dump(exclude_none=True) for tool in getattr(request, "tools", None) or ()]
         if settings.exclude_tools_when_tool_choice_none and getattr(request, "tool_choice", None) == "none":
             tools = []
         length = sum(len(str(message.get("content", ""))) for message in request.messages)
@@ -114,7 +128,7 @@ class PromptMaker:
             )
 
 
-def _template_kwargs(request: ChatCompletionRequest | TokenizeChatRequest) -> dict[str, Any]:
+def _template_kwargs(request: ChatCompletionRequest | TokenizeChatRequest | InputRequest) -> dict[str, Any]:
     kwargs = dict(request.chat_template_kwargs or {})
     taken = sorted(_RESERVED & kwargs.keys())
     if taken:

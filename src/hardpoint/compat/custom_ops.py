@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from hardpoint.platforms import current_platform
+from hardpoint.platforms import import_kernels
 
-current_platform.import_kernels()
+import_kernels()
 
 
 def __getattr__(name: str) -> Any:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 _PLATFORM = "hardpoint.platforms:current_platform"
+_KERNELS = "hardpoint.platforms:import_kernels"
 
 
 class CompilationTimes(NamedTuple):
@@ -249,6 +250,7 @@ class WorkerWrapperBase:
         kwargs = all_kwargs[self.rpc_rank]
         vllm_config: VllmConfig = kwargs["vllm_config"]
         self.vllm_config = vllm_config
+        load_ref(_KERNELS)()
         load_ref(_PLATFORM).register_triton_kernel_overrides()
         worker_class = _worker_class(vllm_config)
         with set_current_vllm_config(vllm_config):

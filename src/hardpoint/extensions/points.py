@@ -103,7 +103,7 @@ PLATFORM_HOOKS = (
     PlatformHook("get_attn_backend_cls",             "load_model, when an attention layer asks for its backend",                                           "once per set of arguments",    W,        BUILT),
     PlatformHook("update_block_size_for_backend",    "right after load_model",                                                                             "once per worker",              W,        BUILT),
     PlatformHook("get_kv_cache_config_builder_cls",  "when the KV cache is planned",                                                                       "once",                         EC,       BUILT),
-    PlatformHook("import_kernels",                   "when a plugin imports vllm._custom_ops",                                                             "once per process",             ALL,      BUILT),
+    PlatformHook("import_kernels",                   "start of a worker, after the general plugins; or earlier, when a plugin imports vllm._custom_ops",   "once per process",             ALL,      BUILT),
 )
 # fmt: on
 

@@ -14,6 +14,7 @@ from hardpoint.extensions.platform_choice import resolve_platform_cls_qualname
 from hardpoint.extensions.refs import load_ref, resolve_obj_by_qualname
 
 _chosen: dict[int, Platform] = {}
+_with_kernels: set[type[Platform]] = set()
 
 
 def __getattr__(name: str) -> Any:
@@ -42,6 +43,14 @@ def set_current_platform(platform: Platform | type[Platform]) -> None:
     _chosen[0] = platform() if isinstance(platform, type) else platform
 
 
+def import_kernels() -> None:
+    """Let the current platform import its kernels, unless it has in this process."""
+    platform = _current()
+    if type(platform) not in _with_kernels:
+        platform.import_kernels()
+        _with_kernels.add(type(platform))
+
+
 def reset_current_platform() -> None:
     """Forget the choice, so that the next use detects again (tests)."""
     _chosen.clear()
@@ -52,6 +61,7 @@ __all__ = [
     "DeviceCapability",
     "Platform",
     "PlatformEnum",
+    "import_kernels",
     "reset_current_platform",
     "set_current_platform",
 ]

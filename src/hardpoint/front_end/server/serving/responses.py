@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,13 @@ from hardpoint.front_end.server.serving.jobs import Job
 # Old responses make room for new ones past either bound.
 _MOST_KEPT = 1024
 _MOST_KEPT_BYTES = 64 << 20
+# What a chat request calls it -> what we do.
+_NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -126,8 +134,9 @@ class ResponsesService:
             if not kept.ended:
                 raise VLLMValidationError("the previous response has not ended", parameter="previous_response_id")
             before = kept.messages
-        chat = request.to_chat(before)
-        job = await self._chat.prepare(chat, http)
+        with _in_our_names():
+            chat = request.to_chat(before)
+            job = await self._chat.prepare(chat, http)
         job.request_id = request.request_id
         response = _begun(request, job, chat.temperature, store)
         run = Run(self._context, job, response, [*before, *request.conversation()])
@@ -199,6 +208,19 @@ class ResponsesService:
             await asyncio.wait([kept.task])
             kept.tell()
         return kept.response
+
+
+@contextmanager
+def _in_our_names() -> Iterator[None]:
+    """Let refusals of a chat request name the fields of a response's."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        ours = _NAMES.get(error.parameter or "")
+        if ours is None:
+            raise
+        text = str(error).replace(error.parameter or "", ours)
+        raise VLLMValidationError(text, parameter=ours, value=error.value) from None
 
 
 async def _events_of(kept: Kept, first: int) -> AsyncGenerator[bytes, None]:

@@ -97,6 +97,7 @@ def test_every_built_group_has_a_consumer():
         "endpoints": "load_endpoint_plugins(",
         "logits_processors": "load_logits_processors(",
         "request_hooks": "load_request_hooks(",
+        "io_processors": "load_io_processor_class(",
         "general": "boot(",
         "platforms": "resolve_platform_cls_qualname(",
     }

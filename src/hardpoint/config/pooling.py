@@ -153,6 +153,12 @@ def _refuse_pooling_settings(model: ModelConfig) -> None:
             code="config-value",
             fix="add --runner pooling, or leave --pooler-config out",
         )
+    if model.io_processor_plugin:
+        raise ConfigError(
+            f"model_config.io_processor_plugin is {model.io_processor_plugin!r}, and the model generates text",
+            code="config-value",
+            fix="add --runner pooling, or leave --io-processor-plugin out",
+        )
 
 
 def longest_input(model: ModelConfig) -> int | None:

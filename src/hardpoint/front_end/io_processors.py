@@ -53,16 +53,6 @@ def get_io_processor(
             ) from error
 
 
-def check_io_processor_config(vllm_config: VllmConfig) -> None:
-    """Refuse a processor on a model that generates: nothing would call it."""
-    if vllm_config.model_config.runner_type != "pooling" and vllm_config.model_config.io_processor_plugin:
-        raise PluginError(
-            f"--io-processor-plugin {vllm_config.model_config.io_processor_plugin} needs a pooling model",
-            code="io-processor",
-            fix="add --runner pooling, or leave it out",
-        )
-
-
 def prompts_of(processor: IOProcessor[Any, Any], data: Any, request_id: str | None) -> list[Any]:
     """The prompts that a request's data make. Raises what the processor raises."""
     made = processor.pre_process(prompt=processor.parse_data(data), request_id=request_id)

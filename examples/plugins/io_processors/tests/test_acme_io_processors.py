@@ -15,8 +15,11 @@ def test_its_entry_point():
 
 
 def test_it_keeps_the_contract():
-    answer = check_io_processor(AcmeProcessor, {"texts": ["a", "b"]}, output_of=lambda i: [3.0, 4.0])
-    assert answer == {"lengths": [5.0, 5.0]}
+    # Three tokens of each of two texts, as the suite numbers them.
+    vectors = [[3.0, 4.0], [0.0, 0.0], [3.0, 4.0]]
+    answer = check_io_processor(AcmeProcessor, {"texts": ["a", "b"]}, output_of=lambda prompt: vectors)
+    assert [one["dense"] for one in answer] == [pytest.approx([0.6, 0.8])] * 2
+    assert answer[0]["sparse"] == pytest.approx({"1": 5.0, "2": 0.0, "3": 5.0})
 
 
 def test_it_refuses_other_data():

@@ -5,7 +5,7 @@
 The text is this repository's own pages. llama.cpp's perplexity tool cuts it into chunks of 512 tokens and writes its
 log-probabilities for the second half of each, as 16-bit steps over the best 16 nats; Hardpoint computes the same chunks
 twice, as it serves the file and with `--dtype float32`, and its log-probabilities are rounded in the same way. The
-divergence is KL(float32 || quantised) of whole distributions, averaged over positions.
+divergence is KL(float32 || quantised) over those tokens, averaged over positions.
 """
 
 from __future__ import annotations
@@ -124,10 +124,15 @@ def rounded(log_probs: np.ndarray) -> np.ndarray:
 
 
 def divergence(exact: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KL(exact || other) of each row, in nats. What rounding added to a row of `other` is divided out again."""
+    """KL(exact || other) of each row, in nats, over the tokens that `other` has within its best 16 nats.
+
+    A part of two distributions does not sum to one, so it is the form for such that is never negative:
+    p log(p / q) - p + q.
+    """
     wide, rough = exact.astype(np.float64), other.astype(np.float64)
-    rough -= np.log(np.exp(rough).sum(1, keepdims=True))
-    return (np.exp(wide) * (wide - rough)).sum(1)
+    known = rough > rough.min(1, keepdims=True)
+    p, q = np.exp(wide), np.exp(rough)
+    return ((p * (wide - rough) - p + q) * known).sum(1)
 
 
 def summary(values: list[np.ndarray], same: list[np.ndarray]) -> dict[str, float]:

@@ -53,6 +53,7 @@ SUITES = {
     "model_loaders": ["model_loader:check_model_loader"],
     "tool_parsers": ["parsers:check_tool_parser"],
     "reasoning_parsers": ["parsers:check_reasoning_parser"],
+    "lora_resolvers": ["lora_resolver:check_lora_resolver"],
     "structured_output_backends": ["structured_output:check_structured_output_backend"],
     "scheduler_cls": ["scheduler:check_scheduler"],
     "worker_cls": ["worker:check_worker"],

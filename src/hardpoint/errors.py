@@ -15,7 +15,10 @@ AdmissionError           a queue limit is reached                          (HTTP
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_ORIGIN = re.compile(r" \[from [^\]]*\]")
 
 
 class HardpointError(Exception):
@@ -43,6 +46,11 @@ class HardpointError(Exception):
 def reason_of(error: Exception) -> str:
     """What went wrong, without origin and fix: for an error that passes another on and adds its own."""
     return error.what if isinstance(error, HardpointError) else str(error)
+
+
+def without_origin(text: str) -> str:
+    """The text of an error, perhaps one that crossed a process line, without the place on this machine it names."""
+    return _ORIGIN.sub("", text)
 
 
 def _rebuild(kind: type[HardpointError], what: str, code: str, origin: str, fix: str) -> HardpointError:

@@ -95,6 +95,7 @@ def test_all_examples_run_in_one_server(served):
         ("plugin_config", "acme"),
         ("tool_parsers", "acme"),
         ("reasoning_parsers", "acme"),
+        ("lora_resolvers", "acme"),
     } <= registered
     body = {
         "messages": [{"role": "user", "content": "hi"}],

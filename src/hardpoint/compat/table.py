@@ -80,7 +80,6 @@ _PARALLEL = f"{_WORKER}.distributed.parallel_state"
 _LOADING = f"{_WORKER}.models.loading"
 
 # What a missing part waits for, in the words a plugin author sees.
-LORA = "LoRA adapters"
 MULTIMODAL = "image input"
 MOE = "exchangeable expert kernels"
 MAMBA = "state-space models"
@@ -319,7 +318,7 @@ MODULES: dict[str, Entry | Waits] = {
     ),
     "vllm.lora": Entry(),
     "vllm.lora.request": Entry(f"{_TYPES}.lora_request"),
-    "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver", waits={"LoRAResolverRegistry": LORA}),
+    "vllm.lora.resolver": Entry(f"{_CONTRACTS}.lora_resolver"),
     "vllm.forward_context": Entry(f"{_WORKER}.forward_context"),
     # -- models --------------------------------------------------------------------------------------------------------
     "vllm.model_executor": Entry(names=_from(f"{_WORKER}.sampling.metadata", "SamplingMetadata")),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
 from hardpoint.contracts.executor import Executor
-from hardpoint.errors import ConfigError
+from hardpoint.errors import ConfigError, without_origin
 from hardpoint.log import init_logger
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreRequest
@@ -141,7 +141,7 @@ class AdapterTable:
                 coming[request.request_id] = wanted.lora_int_id
             except Exception as error:
                 logger.warning("adapter %r cannot be loaded: %s", wanted.lora_name, error)
-                reason = str(error)
+                reason = without_origin(str(error))
             ready.append((self._waiting.popleft(), reason))
         self._users.update(coming)
         return ready

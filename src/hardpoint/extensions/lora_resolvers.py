@@ -1,11 +1,13 @@
 """The two LoRA resolvers we ship, and the general-plugin functions that register them.
 
 A resolver turns an unknown model name of a request into a LoRA adapter. Names come from clients:
-whatever is not a plain folder below the cache is answered with None, and nothing outside is opened.
+whatever is not a plain folder below the cache is answered with None, and nothing outside is opened. Both satisfy
+`hardpoint.contracts.lora_resolver.LoRAResolver`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zlib
 from pathlib import Path
@@ -36,7 +38,7 @@ class FilesystemResolver:
     async def resolve_lora(self, base_model_name: str, lora_name: str) -> Any | None:
         """The adapter `lora_name` for this base model as a LoRARequest, or None."""
         folder = _folder_below(Path(self.lora_cache_dir), lora_name)
-        if folder is None or not (folder / "adapter_config.json").resolve().is_relative_to(folder):
+        if folder is None or not all((folder / name).resolve().is_relative_to(folder) for name in ADAPTER_FILES):
             return None
         return _request(base_model_name, lora_name, folder)
 
@@ -53,11 +55,13 @@ class HfHubResolver(FilesystemResolver):
         repo = next((r for r in self.repo_list if lora_name == r or lora_name.startswith(r + "/")), None)
         if repo is None:
             return None
-        inner = lora_name[len(repo) :].strip("/")
-        if inner and not _is_plain(inner):
+        inner = lora_name[len(repo) + 1 :]
+        if lora_name != repo and not _is_plain(inner):
             return None
+        wanted = [f"{inner}/{name}" if inner else name for name in ADAPTER_FILES]
+        # Others are served meanwhile.
         fetch = load_ref("huggingface_hub:snapshot_download")
-        root = Path(fetch(repo_id=repo, allow_patterns=f"{inner}/*" if inner else "*"))
+        root = Path(await asyncio.to_thread(fetch, repo_id=repo, allow_patterns=wanted))
         return _request(base_model_name, lora_name, root / inner if inner else root)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from hardpoint.errors import ModelFileError, VLLMValidationError
+from hardpoint.errors import ModelFileError, VLLMValidationError, without_origin
 from hardpoint.extensions.lora_resolvers import ADAPTER_FILES
 from hardpoint.extensions.refs import load_ref
 from hardpoint.types.lora_request import LoRARequest
@@ -30,7 +30,9 @@ def checked_adapter(wanted: LoRARequest | None, vllm_config: VllmConfig) -> LoRA
     try:
         return with_local_files(wanted)
     except ModelFileError as error:
-        raise VLLMValidationError(str(error), parameter="lora_request", value=wanted.lora_name) from None
+        raise VLLMValidationError(
+            without_origin(str(error)), parameter="lora_request", value=wanted.lora_name
+        ) from None
 
 
 def with_local_files(wanted: LoRARequest) -> LoRARequest:

@@ -94,6 +94,8 @@ def api_servers(args: Namespace) -> int:
         what = "at least one is needed"
     elif args.data_parallel_size_local == 0:
         what = "an engine that is elsewhere lets one front end in at a time (--data-parallel-size-local 0)"
+    elif envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING:
+        what = "adapters are loaded into one API server only (VLLM_ALLOW_RUNTIME_LORA_UPDATING)"
     else:
         return count
     raise ConfigError(f"--api-server-count is {count}: {what}", code="flag", origin="--api-server-count")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hardpoint.testing.checks.endpoint_plugin import check_endpoint_plugin
     from hardpoint.testing.checks.io_processor import check_io_processor
     from hardpoint.testing.checks.logits_processor import check_logits_processor
+    from hardpoint.testing.checks.lora_resolver import check_lora_resolver
     from hardpoint.testing.checks.model import check_model, check_model_class
     from hardpoint.testing.checks.model_loader import check_model_loader
     from hardpoint.testing.checks.parsers import check_reasoning_parser, check_tool_parser
@@ -47,6 +48,7 @@ _LATER = {
     "check_executor": "hardpoint.testing.checks.worker",
     "check_io_processor": "hardpoint.testing.checks.io_processor",
     "check_logits_processor": "hardpoint.testing.checks.logits_processor",
+    "check_lora_resolver": "hardpoint.testing.checks.lora_resolver",
     "check_model": "hardpoint.testing.checks.model",
     "check_model_class": "hardpoint.testing.checks.model",
     "check_model_loader": "hardpoint.testing.checks.model_loader",
@@ -80,6 +82,7 @@ __all__ = [
     "check_executor",
     "check_io_processor",
     "check_logits_processor",
+    "check_lora_resolver",
     "check_model",
     "check_model_class",
     "check_model_loader",

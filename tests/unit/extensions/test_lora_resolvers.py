@@ -100,7 +100,7 @@ def test_the_hub_resolver_fetches_listed_repositories_only(monkeypatch, tmp_path
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     resolver = lora_resolvers.HfHubResolver(["owner/repo"])
     assert resolve(resolver, "owner/repo/sub").lora_path == str(tmp_path / "sub")
-    assert fetched == [("owner/repo", "sub/*")]
+    assert fetched == [("owner/repo", ["sub/adapter_config.json", "sub/adapter_model.safetensors"])]
     for name in ("owner/other/sub", "owner/repository", "owner/repo/../x", "owner/repo/a/../../x"):
         assert resolve(resolver, name) is None
     assert len(fetched) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,6 +87,7 @@ _FINISHED: tuple[tuple[str, Callable[[FinishedRequestStats], float | None]], ...
     ("request_num_preemptions", lambda f: f.num_preemptions),
 )
 # fmt: on
+_ADAPTER_LABELS = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
 class PrometheusStatLogger(AggregateStatLoggerBase):
@@ -122,6 +124,9 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         self._rejections = self._make(
             _Row("counter", "admission_rejections", "Requests refused by a queue limit"), ("model_name", "reason")
         )
+        self._adapters = self._make_adapters()
+        # Engine -> the labels it shows at present.
+        self._shown_adapters: dict[int, tuple[str, ...]] = {}
         self._start_at_zero(name)
         self._show_cache_config()
         engine_metrics.add(self.registry)
@@ -135,6 +140,23 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         if kind is Gauge:
             options["multiprocess_mode"] = "mostrecent"
         return kind(name=f"vllm:{row.name}", documentation=row.help, labelnames=list(labels), **options)
+
+    def _make_adapters(self) -> Any:
+        """The gauge of adapters; None where there are none."""
+        if self.vllm_config.lora_config is None:
+            return None
+        row = _Row("gauge", "lora_requests_info", "Adapters of waiting and running requests; the time they were seen")
+        return self._make(row, _ADAPTER_LABELS)
+
+    def _record_adapters(self, stats: SchedulerStats, engine: int) -> None:
+        names = [",".join(sorted(found)) for found in (stats.waiting_lora_adapters, stats.running_lora_adapters)]
+        labels = (str(self.vllm_config.lora_config.max_loras), *names)  # type: ignore[union-attr]
+        before = self._shown_adapters.get(engine)
+        # Names come from clients: what is no longer so is taken away, or the series would grow without end.
+        if before not in (None, labels) and before not in [v for k, v in self._shown_adapters.items() if k != engine]:
+            self._adapters.remove(*before)
+        self._shown_adapters[engine] = labels
+        self._adapters.labels(*labels).set(time.time())
 
     def _start_at_zero(self, model_name: str) -> None:
         """Show the label values there can be, so that a rate over them begins at the start."""
@@ -176,6 +198,8 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         waiting.labels(*labels, "capacity").set(stats.num_waiting_reqs)
         waiting.labels(*labels, "deferred").set(stats.num_skipped_waiting_reqs)
         of["kv_cache_usage_perc"].set(stats.kv_cache_usage)
+        if self._adapters is not None:
+            self._record_adapters(stats, engine)
         of["prefix_cache_queries"].inc(stats.prefix_cache_stats.queries)
         of["prefix_cache_hits"].inc(stats.prefix_cache_stats.hits)
         if self._with_residency:

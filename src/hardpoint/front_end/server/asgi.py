@@ -11,8 +11,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hardpoint.front_end.server.errors import route_path
-from hardpoint.front_end.server.errors import ApiError, Failure, failure_of, report
+from hardpoint.front_end.server.errors import ApiError, Failure, failure_of, report, route_path
 from hardpoint.log import init_logger
 
 logger = init_logger(__name__)

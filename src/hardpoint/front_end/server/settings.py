@@ -10,6 +10,7 @@ from typing import Any
 
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
+from hardpoint.front_end.server.lora_modules import LoRAModulePath, parse_lora_modules
 from hardpoint.log import init_logger
 
 logger = init_logger(__name__)
@@ -68,6 +69,8 @@ class ServerSettings:
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     tool_parser_plugin: str = ""
+    enable_lora: bool = False
+    lora_modules: list[str] = field(default_factory=list)
     exclude_tools_when_tool_choice_none: bool = False
     shutdown_timeout: int = 0
 
@@ -101,8 +104,16 @@ class ServerSettings:
         names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
         if names is not None and not all(names):
             raise ConfigError("--served-model-name is an empty text", code="flag-value", fix="give a name")
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("--lora-modules needs adapters to be on", code="flag-missing", fix="add --enable-lora")
+        self.adapter_modules()
         if self.sse_keep_alive_interval < 0:
             raise ConfigError("--sse-keep-alive-interval must be at least 0", code="flag-value")
+
+    def adapter_modules(self) -> list[LoRAModulePath]:
+        """The adapters to serve from the start; ConfigError for one that cannot be read."""
+        names = [self.served_model_name] if isinstance(self.served_model_name, str) else self.served_model_name
+        return parse_lora_modules(self.lora_modules, names or ())
 
     def accepted_keys(self) -> tuple[str, ...]:
         """The bearer keys; those of the flag, else VLLM_API_KEY. Empty = no key needed."""

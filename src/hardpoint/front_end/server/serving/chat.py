@@ -44,7 +44,7 @@ class ChatService:
         Raises VLLMValidationError for what cannot be done, ApiError for an unknown model.
         """
         context = self._context
-        context.check_model(request.model)
+        await context.find_model(request.model)
         refuse_unsupported(request, CHAT)
         self._warn_of_unseen_tools(request)
         plan = context.parsers.plan(request, self._prompts.template_arguments(request))

@@ -40,7 +40,7 @@ class CompletionService:
         Raises VLLMValidationError for what cannot be done, ApiError for an unknown model.
         """
         context = self._context
-        context.check_model(request.model)
+        await context.find_model(request.model)
         refuse_unsupported(request, COMPLETIONS)
         prompts = await self._prompts.of_completion(request)
         params = [

@@ -19,8 +19,10 @@ from hardpoint.front_end.server.parser_flags import chosen_parsers
 from hardpoint.front_end.server.protocol.base import now
 from hardpoint.front_end.server.protocol.models import ModelCard, ModelList, ModelPermission
 from hardpoint.front_end.server.request_log import RequestLog
+from hardpoint.front_end.server.serving.adapters import ServedAdapters
 from hardpoint.front_end.server.settings import ServerSettings
 from hardpoint.front_end.tokenizers.chat_template import load_chat_template
+from hardpoint.types.lora_request import LoRARequest
 
 
 class RunningRequests:
@@ -67,7 +69,11 @@ class ServerContext:
     parsers: Parsers
     hooks: RequestHooks = field(default_factory=RequestHooks)
     running: RunningRequests = field(default_factory=RunningRequests)
+    adapters: ServedAdapters = field(init=False)
     started: int = field(default_factory=now)
+
+    def __post_init__(self) -> None:
+        self.adapters = ServedAdapters(self.engine, self.served_names)
 
     @classmethod
     def build(cls, engine: EngineClient, settings: ServerSettings) -> ServerContext:
@@ -95,11 +101,19 @@ class ServerContext:
         return self.served_names[0]
 
     def check_model(self, name: str | None) -> str:
-        """The name to answer with; raises a 404 for one that is not served."""
-        if not name or name in self.served_names or envs.VLLM_SKIP_MODEL_NAME_VALIDATION:
+        """The name to answer with; raises a 404 for one that is neither the model's nor an adapter's."""
+        known_name = not name or name in self.served_names or self.adapters.get(name) is not None
+        if known_name or envs.VLLM_SKIP_MODEL_NAME_VALIDATION:
             return name or self.model_name
-        known = ", ".join(self.served_names)
+        assert name is not None
+        known = ", ".join([*self.served_names, *(adapter.lora_name for adapter in self.adapters.all())][:20])
         raise not_found(f"The model `{name[:200]}` does not exist here; served: {known}", "model")
+
+    async def find_model(self, name: str | None) -> str:
+        """As `check_model`, after an unknown name was looked for among the adapters that resolvers know."""
+        if name and name not in self.served_names:
+            await self.adapters.find(name)
+        return self.check_model(name)
 
     def check_priority(self, priority: int) -> int:
         """The priority itself; refused where the scheduler would not look at it."""
@@ -122,7 +136,16 @@ class ServerContext:
             )
             for name in self.served_names
         ]
-        return ModelList(data=cards)
+        return ModelList(data=[*cards, *(self._card_of(adapter) for adapter in self.adapters.all())])
+
+    def _card_of(self, adapter: LoRARequest) -> ModelCard:
+        return ModelCard(
+            id=adapter.lora_name,
+            created=self.started,
+            root=adapter.lora_path,
+            parent=adapter.base_model_name or self.model_name,
+            permission=[ModelPermission(created=self.started)],
+        )
 
 
 def _tokenizer_of(engine: EngineClient) -> Any:

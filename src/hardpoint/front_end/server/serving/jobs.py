@@ -24,6 +24,7 @@ from hardpoint.front_end.server.protocol.sampling import SharedRequest
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.settings import ServerSettings
 from hardpoint.front_end.server.streams import merge
+from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.outputs import RequestOutput
 from hardpoint.types.sampling_params import SamplingParams
 
@@ -79,6 +80,7 @@ class Job:
 
     plan   how answers are read, for messages
     texts  what request hooks do with the answers' texts
+    lora_request  the adapter that the request names as its model
     """
 
     request_id: str
@@ -91,6 +93,7 @@ class Job:
     created: int
     plan: AnswerPlan | None = None
     texts: AnswerTexts | None = None
+    lora_request: LoRARequest | None = None
 
     @classmethod
     def make(
@@ -122,6 +125,7 @@ class Job:
             created=now(),
             plan=plan,
             texts=context.hooks.texts_of(request, http),
+            lora_request=context.adapters.get(request.model),
         )
 
     def reader(self, choice: int) -> Reader | None:
@@ -164,6 +168,7 @@ class Job:
             priority=self.priority,
             data_parallel_rank=self.headers.data_parallel_rank,
             session_id=self.session_id,
+            lora_request=self.lora_request,
             **self._about_reasoning(params),
         )
 

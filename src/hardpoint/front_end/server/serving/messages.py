@@ -51,7 +51,7 @@ class MessagesService:
 
     async def count(self, request: CountTokensRequest) -> CountTokensResponse:
         """How many tokens a conversation has."""
-        self._context.check_model(request.model)
+        await self._context.find_model(request.model)
         prompt = await self._chat.render_chat_request(request.to_chat())
         return CountTokensResponse(input_tokens=len(prompt.token_ids))
 

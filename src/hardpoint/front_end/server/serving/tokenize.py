@@ -29,7 +29,7 @@ class TokenizeService:
 
     async def tokenize(self, request: TokenizeCompletionRequest | TokenizeChatRequest) -> TokenizeResponse:
         """Ids of a text or of a rendered conversation."""
-        tokenizer = self._tokenizer(request.model)
+        tokenizer = await self._tokenizer_of(request.model)
         if isinstance(request, TokenizeChatRequest):
             refuse_unsupported(request, TOKENIZE_CHAT)
             ids = await self._prompts.of_tokenize_chat(request)
@@ -44,7 +44,7 @@ class TokenizeService:
 
     async def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
         """Text of ids, special tokens included."""
-        tokenizer = self._tokenizer(request.model)
+        tokenizer = await self._tokenizer_of(request.model)
         if any(token > tokenizer.max_token_id for token in request.tokens):
             raise VLLMValidationError(
                 f"tokens has ids past the vocabulary's last, {tokenizer.max_token_id}", parameter="tokens"
@@ -53,13 +53,16 @@ class TokenizeService:
 
     def info(self) -> TokenizerInfoResponse:
         """The tokenizer's class, settings and chat template."""
-        tokenizer = self._tokenizer(None)
+        tokenizer = self._tokenizer()
         facts = {key: value for key, value in tokenizer.init_kwargs.items() if key != "tokenizer_class"}
         facts["chat_template"] = self._context.chat_template or tokenizer.chat_template
         return TokenizerInfoResponse(tokenizer_class=type(tokenizer).__name__, **facts)
 
-    def _tokenizer(self, model: str | None) -> Any:
-        self._context.check_model(model)
+    async def _tokenizer_of(self, model: str | None) -> Any:
+        await self._context.find_model(model)
+        return self._tokenizer()
+
+    def _tokenizer(self) -> Any:
         if self._context.tokenizer is None:
             raise not_implemented("this server runs without a tokenizer (--skip-tokenizer-init)")
         return self._context.tokenizer

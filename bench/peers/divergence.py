@@ -176,7 +176,7 @@ def main() -> None:
         started = time.perf_counter()
         row = measure(options.folder, name, options.chunks, options.threads)
         for side, found in row["kl"].items():
-            figures = "  ".join(f"{key} {value:.5f}" for key, value in found.items())
+            figures = "  ".join(f"{key} {value:.3g}" for key, value in found.items())
             print(f"{name:<14}{side:<12}{figures}  ({row['positions']} positions)")
         if out.exists():
             results = json.loads(out.read_text())

@@ -154,7 +154,7 @@ def _divergence(rows: dict[str, Any]) -> str:
     ]
     for file, row in own.items():
         for name, found in row["kl"].items():
-            figures = f"{found['mean']:.5f} | {found['median']:.5f} | {found['p99']:.4f} | {100 * found['same']:.1f} %"
+            figures = f"{found['mean']:.2g} | {found['median']:.2g} | {found['p99']:.2g} | {100 * found['same']:.1f} %"
             lines.append(f"| {FILES[file]} | {name} | {figures} |")
     return "\n".join(lines)
 

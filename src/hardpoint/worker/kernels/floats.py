@@ -129,9 +129,8 @@ class Step(Structure):
 
 
 def rows_of(x: torch.Tensor) -> torch.Tensor | None:
-    """The tensor as rows that the kernels can read in place: float32, [n, last dimension]; None when it is not."""
-    if x.dtype is not torch.float32 or x.stride(-1) != 1 or x.device.type != "cpu":
+    """The tensor as float32 rows [n, last dimension], copied if they do not lie so; None for another type."""
+    if x.dtype is not torch.float32 or x.device.type != "cpu":
         return None
-    if x.dim() == 2:
-        return x
-    return x.view(-1, x.shape[-1]) if x.is_contiguous() else None
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return rows if rows.stride(-1) == 1 else rows.contiguous()

@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -107,9 +107,9 @@ class _Unchanged:
         self._changes = _Watch.changes
         self._sizes = list(map(len, self._dicts))
         self._global_hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
-        found = [(vars(cls), [name for name in _methods(cls) if _computes(name)]) for cls in _classes(modules)]
+        own = {type(module) for module in modules if _is_ours(type(module))} | set(_HELPERS)
         # Twice the first name, so that the getter always gives a tuple.
-        self._getters = [(itemgetter(names[0], *names), methods) for methods, names in found if names]
+        self._getters = [(attrgetter(names[0], *names), cls) for cls in own if (names := _computing_methods(cls))]
         self._methods = list(self._found_methods())
 
     def holds(self) -> bool:
@@ -122,12 +122,12 @@ class _Unchanged:
         )
 
     def _found_methods(self) -> Iterator[Any]:
-        return chain.from_iterable(getter(methods) for getter, methods in self._getters)
+        return chain.from_iterable(getter(cls) for getter, cls in self._getters)
 
     def _has_its_methods(self) -> bool:
         try:
             return all(map(is_, self._found_methods(), self._methods))
-        except KeyError:
+        except AttributeError:
             return False
 
 
@@ -156,8 +156,12 @@ def _watched(part: Any, kind: Any) -> Any:
     return part if type(part) is kind else kind(part)
 
 
-def _computes(name: str) -> bool:
-    return name.startswith(("forward", "apply", "embed", "__call__"))
+def _computing_methods(cls: type) -> list[str]:
+    """The methods that may run in a step, its own and inherited ones."""
+    names = {name for base in cls.__mro__ if _is_ours(base) for name in _methods(base)} | {"forward"}
+    computing = (name for name in names if name.startswith(("forward", "apply", "embed", "__call__")))
+    # What is bound anew at each look cannot be compared.
+    return [name for name in computing if getattr(cls, name, None) is getattr(cls, name, ...)]
 
 
 def _is_ours(cls: type) -> bool:

@@ -120,22 +120,28 @@ void take(int32_t type, const uint8_t* row, int64_t b, Unpacked& out) {
     }
 }
 
-// Put one row's codes into a zeroed block.
+// Put one row's codes into a zeroed block, four at a time: no code reaches into its neighbour's byte.
 template <class F>
 void put_codes(const uint8_t* codes, int row, uint8_t* block) {
-    for (int i = 0; i < BLOCK; ++i) {
-        const int quad = i / 4, lane = 4 * row + i % 4;
-        const uint8_t code = codes[i];
+    const auto add = [&](int vector, uint32_t four) {
+        uint8_t* at = block + 64 * vector + 4 * row;
+        uint32_t there;
+        std::memcpy(&there, at, 4);
+        there |= four;
+        std::memcpy(at, &there, 4);
+    };
+    for (int quad = 0; quad < BLOCK / 4; ++quad) {
+        uint32_t four;
+        std::memcpy(&four, codes + 4 * quad, 4);
         if constexpr (F::bits == 8) {
-            block[64 * quad + lane] = code;
+            add(quad, four);
         } else if constexpr (F::bits <= 3) {
-            block[64 * (quad / 4) + lane] |= static_cast<uint8_t>((code & 3) << 2 * (quad % 4));
-            if constexpr (F::bits == 3) block[128 + lane] |= static_cast<uint8_t>((code >> 2) << quad);
+            add(quad / 4, (four & 0x03030303) << 2 * (quad % 4));
+            if constexpr (F::bits == 3) add(2, (four >> 2 & 0x01010101) << quad);
         } else {
-            block[64 * (quad % 4) + lane] |= static_cast<uint8_t>((code & 15) << 4 * (quad / 4));
-            if constexpr (F::bits == 5) block[256 + lane] |= static_cast<uint8_t>((code >> 4) << quad);
-            if constexpr (F::bits == 6)
-                block[256 + 64 * (quad / 4) + lane] |= static_cast<uint8_t>((code >> 4) << 2 * (quad % 4));
+            add(quad % 4, (four & 0x0f0f0f0f) << 4 * (quad / 4));
+            if constexpr (F::bits == 5) add(4, (four >> 4 & 0x01010101) << quad);
+            if constexpr (F::bits == 6) add(4 + quad / 4, (four >> 4 & 0x03030303) << 2 * (quad % 4));
         }
     }
 }

@@ -1,6 +1,6 @@
 """Memory for packed weights, in huge pages where the system has them.
 
-Every token reads all weights once. With pages of 4 KiB looking up where they are takes a third of the memory's speed.
+Every token reads all weights once. With pages of 4 KiB, looking up where they are takes a third of the memory's speed.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ _CHUNK = 32 << 20
 # Cache lines, and the widest registers.
 _ALIGNMENT = 64
 
-_lock = threading.Lock()
-_chunk: torch.Tensor = torch.empty(0, dtype=torch.uint8)
 
+class Arena:
+    """Hands out parts of large chunks. A chunk lives as long as one of its parts."""
 
-def allocate(size: int) -> torch.Tensor:
-    """[size] uint8, aligned to 64 bytes and not initialised. Neighbours share pages, which live as long as one of them."""
-    global _chunk
-    rounded = -(-size // _ALIGNMENT) * _ALIGNMENT
-    with _lock:
-        if rounded > _chunk.numel():
-            fresh = _mapped(max(rounded, _CHUNK))
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def allocate(self, size: int) -> torch.Tensor:
+        """[size] uint8, aligned to 64 bytes and not initialised."""
+        whole = -(-size // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            if whole <= self._rest.numel():
+                taken, self._rest = self._rest[:size], self._rest[whole:]
+                return taken
+            fresh = _mapped(max(whole, _CHUNK))
             # What is left of the larger one of the two serves the next.
-            rest = fresh[rounded:]
-            if rest.numel() > _chunk.numel():
-                _chunk = rest
+            if fresh.numel() - whole > self._rest.numel():
+                self._rest = fresh[whole:]
             return fresh[:size]
-        taken, _chunk = _chunk[:size], _chunk[rounded:]
-        return taken
 
 
 def _mapped(size: int) -> torch.Tensor:
@@ -52,3 +54,6 @@ def _mapped(size: int) -> torch.Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     start = -whole.data_ptr() % _PAGE
     return whole[start : start + size]
+
+
+ARENA = Arena()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from hardpoint.config.gguf_file import GGMLType
 from hardpoint.log import init_logger
-from hardpoint.worker.kernels.arena import allocate
+from hardpoint.worker.kernels.arena import ARENA
 from hardpoint.worker.kernels.library import Library, Linear, Matrix
 from hardpoint.worker.layers.parameters import check_shape, check_size, shard_of
 from hardpoint.worker.loaders.stored import TENSOR_FACTS, StoredTensor
@@ -30,7 +30,7 @@ class PackedMatrix:
         if size < 0:
             raise ValueError(f"rows of {columns} numbers cannot be packed as {kind.name}")
         self.library, self.kind, self.rows, self.columns = library, kind, rows, columns
-        self.buffer = allocate(size)
+        self.buffer = ARENA.allocate(size)
 
     @classmethod
     def of(cls, library: Library, tensor: torch.Tensor) -> PackedMatrix:

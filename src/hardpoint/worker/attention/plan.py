@@ -19,8 +19,7 @@ MAX_MASKED_QUERIES = 512
 class Piece:
     """Queries `start` to `end` (rows of the step) against `keys` cached tokens.
 
-    blocks    cache blocks of the tokens seen, in order; `first` is the first of them if they are
-              consecutive (no gathering then), else None
+    blocks    cache blocks of the tokens seen, in order
     skip      tokens in the first block that come before the first seen
     position  where the first query stands, counted from the first token seen
     causal    queries see what is before them only; `aligned` when also the first query is the first
@@ -32,7 +31,6 @@ class Piece:
     end: int
     keys: int
     blocks: torch.Tensor
-    first: int | None
     skip: int
     position: int
     causal: bool
@@ -120,15 +118,12 @@ def _piece(
     seen_to = stop if causal else seq_len
     first_block, last_block = seen_from // block_size, -(-seen_to // block_size)
     blocks = table[first_block:last_block].long()
-    count = last_block - first_block
-    consecutive = count == 1 or bool((blocks[1:] - blocks[:-1] == 1).all())
     narrow = window is not None and causal and stop - begin > 1 and seen_to - seen_from > window
     return Piece(
         start=row,
         end=row + stop - begin,
         keys=seen_to - seen_from,
         blocks=blocks,
-        first=int(blocks[0]) if consecutive else None,
         skip=seen_from - first_block * block_size,
         position=begin - seen_from,
         causal=causal,

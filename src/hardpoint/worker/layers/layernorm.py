@@ -57,7 +57,9 @@ class RMSNorm(CustomOp):
     def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
         """The same in the CPU kernels, where they apply."""
         library = ops.library_for(self, _RMS_NORM, x) if self.variance_size_override is None else None
-        done = library and ops.rms_norm(library, x, residual, self.weight, 0.0, self.variance_epsilon)
+        done = (
+            ops.rms_norm(library, x, residual, self.weight, 0.0, self.variance_epsilon) if library is not None else None
+        )
         return self.forward_native(x, residual) if done is None else done
 
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
@@ -91,7 +93,9 @@ class GemmaRMSNorm(CustomOp):
     def forward_cpu(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
         """The same in the CPU kernels, where they apply."""
         library = ops.library_for(self, _GEMMA_RMS_NORM, x)
-        done = library and ops.rms_norm(library, x, residual, self.weight, 1.0, self.variance_epsilon)
+        done = (
+            ops.rms_norm(library, x, residual, self.weight, 1.0, self.variance_epsilon) if library is not None else None
+        )
         return self.forward_native(x, residual) if done is None else done
 
     def forward_cuda(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> NormOutput:
@@ -118,7 +122,7 @@ class LayerNorm(CustomOp):
     def forward_cpu(self, x: torch.Tensor) -> torch.Tensor:
         """The same in the CPU kernels, where they apply."""
         library = ops.library_for(self, _LAYER_NORM, x)
-        done = library and ops.layer_norm(library, x, self.weight, self.bias, self.eps)
+        done = ops.layer_norm(library, x, self.weight, self.bias, self.eps) if library is not None else None
         return self.forward_native(x) if done is None else done
 
     def forward_cuda(self, x: torch.Tensor) -> torch.Tensor:

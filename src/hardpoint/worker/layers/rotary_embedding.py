@@ -88,6 +88,11 @@ class RotaryEmbeddingBase(CustomOp):
             (one, two), (out_one, out_two) = x.chunk(2, dim=-1), out.chunk(2, dim=-1)
         else:
             one, two, out_one, out_two = x[..., 0::2], x[..., 1::2], out[..., 0::2], out[..., 1::2]
+        if torch.compiler.is_compiling():
+            # The compiler fuses these anyway, and cannot follow writes into parts of a tensor.
+            out_one.copy_(one * cos - two * sin)
+            out_two.copy_(two * cos + one * sin)
+            return out
         torch.mul(one, cos, out=out_one).addcmul_(two, sin, value=-1)
         torch.mul(two, cos, out=out_two).addcmul_(one, sin)
         return out
@@ -98,7 +103,7 @@ class RotaryEmbeddingBase(CustomOp):
         """The same in the CPU kernels, where they apply."""
         library = ops.library_for(self, _NATIVE, query)
         settings = self.cos_sin_cache, self.head_size, self.rotary_dim, self.is_neox_style
-        done = library and ops.rotate(library, positions, query, key, *settings)
+        done = None if library is None else ops.rotate(library, positions, query, key, *settings)
         return done or self.forward_native(positions, query, key)
 
     def forward_cuda(

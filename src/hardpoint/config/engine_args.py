@@ -13,6 +13,7 @@ from hardpoint.config.adapters import adapters_section
 from hardpoint.config.arguments import add_flag, add_plugin_flags, check_refused, plugin_words
 from hardpoint.config.connectors import check_connector
 from hardpoint.config.flags import ENGINE_FLAGS, FLAGS, MODEL, Flag, reason
+from hardpoint.config.media import media_section
 from hardpoint.config.sections import (
     CompilationConfig,
     LoggingConfig,
@@ -196,6 +197,7 @@ class EngineArgs(_Arguments):
             given.check()
         parts["plugins_config"] = self._plugins()
         parts["model_config"].model = self.model
+        parts["model_config"].multimodal_config = media_section(self)
         return parts
 
     def _by_section(self) -> dict[str, dict[str, Any]]:

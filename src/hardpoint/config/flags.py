@@ -32,7 +32,7 @@ class Whole:
 
 # Why not.
 LATER = "not supported yet"
-NO_MEDIA = "media in prompts are not supported yet"
+NO_MEDIA = "this way to handle media is not supported yet"
 NO_SHARDED_LORA = "each rank keeps the halves of adapters that it computes with; sharding both is not supported"
 NO_MEDIA_LORA = "adapters of media towers are not supported"
 NO_EXPERT_LORA = "adapters of experts are not supported"
@@ -112,7 +112,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--quantization -q",            STR,   None,   "model_config.quantization", "quantisation method; default: what the files say"),
         F("--quantization-config",        JSON,  None,   "model_config.quantization_config", "quantise while loading", LATER),
         F("--allow-deprecated-quantization", BOOL, False, "model_config.allow_deprecated_quantization", "allow deprecated methods", "no deprecated method exists here"),
-        F("--enforce-eager",              BOOL,  False,  "model_config.enforce_eager", "compile nothing (on a CPU nothing is compiled anyway)"),
+        F("--enforce-eager",              BOOL,  False,  "model_config.enforce_eager", "compile nothing, whatever --compilation-config says"),
         F("--enable-return-routed-experts", BOOL, False, "", "expert ids in outputs", NO_EXPERT_IDS),
         F("--return-sampling-mask",       BOOL,  False,  "model_config.return_sampling_mask", "kept token support in outputs", LATER),
         F("--max-logprobs",               INT,   20,     "model_config.max_logprobs", "most log-probabilities a request may ask for; -1 = the vocabulary"),
@@ -135,8 +135,8 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--logits-processors",          WORDS, None,   "model_config.logits_processors", "module:Class of further logits processors"),
         F("--io-processor-plugin",        STR,   None,   "model_config.io_processor_plugin", "IO processor plugin for /pooling with data; default: what the model's config names"),
         F("--renderer-num-workers",       INT,   1,      "model_config.renderer_num_workers", "renderer threads", LATER),
-        F("--allowed-local-media-path",   STR,   "",     "model_config.allowed_local_media_path", "root of file:// media", NO_MEDIA),
-        F("--allowed-media-domains",      WORDS, None,   "model_config.allowed_media_domains", "hosts that media may come from", NO_MEDIA),
+        F("--allowed-local-media-path",   STR,   "",     "model_config.allowed_local_media_path", "root of file:// media"),
+        F("--allowed-media-domains",      WORDS, None,   "model_config.allowed_media_domains", "hosts that media may come from"),
         F("--disable-cascade-attn",       BOOL,  None,   "", "", NEVER + "deprecated, and there is no cascade attention"),
         F("--sleep-mode-offload-cudagraph", BOOL, False, "", "", NEVER + "there are no CUDA graphs in sleep mode"),
         F("--sleep-preserve-parameter-names", WORDS, [], "", "", NEVER + "it belongs to level-2 sleep"),
@@ -267,7 +267,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--long-prefill-token-threshold-adaptive", BOOL, False, "scheduler_config.long_prefill_token_threshold_adaptive", "let a prompt have more than the threshold where an even share of the step is more"),
         F("--scheduling-policy",          literal_values(SchedulerPolicy), "fcfs", "scheduler_config.policy", "who goes first"),
         F("--enable-chunked-prefill",     BOOL,  None,   "scheduler_config.enable_chunked_prefill", "split long prompts over steps (default on)"),
-        F("--disable-chunked-mm-input",   BOOL,  False,  "scheduler_config.disable_chunked_mm_input", "keep media whole", NO_MEDIA),
+        F("--disable-chunked-mm-input",   BOOL,  False,  "scheduler_config.disable_chunked_mm_input", "keep media whole"),
         F("--scheduler-cls",              STR,   None,   "scheduler_config.scheduler_cls", "dotted path of a scheduler class"),
         F("--scheduler-reserve-full-isl", BOOL,  True,   "scheduler_config.scheduler_reserve_full_isl", "admit a request only if its whole prompt fits the cache"),
         F("--watermark",                  FLOAT, 0.0,    "scheduler_config.watermark", "share of the cache kept free when requests are admitted"),
@@ -292,26 +292,26 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--max-lora-cls-labels",        INT,   None,   "lora_config.max_lora_cls_labels", "head size", "adapters with a head of their own are not supported"),
     ),
     "Multimodal": (
-        F("--language-model-only",        BOOL,  False,  "", "no media (there are none yet)"),
-        F("--limit-mm-per-prompt",        JSON,  {},     "", "media per prompt", NO_MEDIA),
+        F("--language-model-only",        BOOL,  False,  "", "serve a model that takes media without them"),
+        F("--limit-mm-per-prompt",        JSON,  {},     "", "modality -> how many items one prompt may have, as JSON"),
         F("--enable-mm-embeds",           BOOL,  False,  "", "embeddings as media", NO_MEDIA),
-        F("--media-io-kwargs",            JSON,  {},     "", "load options", NO_MEDIA),
-        F("--mm-processor-kwargs",        JSON,  None,   "", "processor options", NO_MEDIA),
-        F("--mm-processor-cache-gb",      FLOAT, 4,      "", "cache size", NO_MEDIA),
+        F("--media-io-kwargs",            JSON,  {},     "", "modality -> how items are read, as JSON; image: image_mode, rgba_background_color"),
+        F("--mm-processor-kwargs",        JSON,  None,   "", "options of the model's processor, as JSON"),
+        F("--mm-processor-cache-gb",      FLOAT, 4,      "", "memory for processed media that come again; 0 = none"),
         F("--mm-processor-cache-type",    ("lru", "shm"), "lru", "", "cache kind", NO_MEDIA),
-        F("--mm-hasher-algorithm",        ("blake3", "sha256", "sha512"), "blake3", "", "hash of media", NO_MEDIA),
+        F("--mm-hasher-algorithm",        ("blake3", "sha256", "sha512"), "blake3", "", "what names media; blake3 where that package is installed, else sha256"),
         F("--mm-shm-cache-max-object-size-mb", INT, 128, "", "cache limit", NO_MEDIA),
         F("--mm-encoder-only",            BOOL,  False,  "", "encoder instance", NO_MEDIA),
         F("--mm-encoder-tp-mode",         ("weights", "data"), "weights", "", "tower ranks", NO_MEDIA),
         F("--mm-encoder-attn-backend",    STR,   None,   "", "tower attention", NO_MEDIA),
-        F("--interleave-mm-strings",      BOOL,  False,  "", "keep placeholder order", NO_MEDIA),
-        F("--skip-mm-profiling",          BOOL,  False,  "", "no media in profiling", NO_MEDIA),
+        F("--interleave-mm-strings",      BOOL,  False,  "", "keep media where they stand in a message, for templates that take text only"),
+        F("--skip-mm-profiling",          BOOL,  False,  "", "no media in memory profiling, which never has any here"),
         F("--video-pruning-rate",         FLOAT, None,   "", "drop video tokens", NO_MEDIA),
         F("--video-pruning-method",       STR,   "evs",  "", "how", NO_MEDIA),
         F("--mm-tensor-ipc",              STR,   "direct_rpc", "", "how tensors cross", NO_MEDIA),
         F("--mm-processor-device",        STR,   "auto", "", "processor device", NO_MEDIA),
         F("--mm-device-do-normalize",     BOOL,  None,   "", "normalise on device", NO_MEDIA),
-        F("--trust-request-mm-kwargs",    BOOL,  False,  "", "per-request options", NO_MEDIA),
+        F("--trust-request-mm-kwargs",    BOOL,  False,  "", "let requests bring mm_processor_kwargs and media_io_kwargs"),
         F("--mm-encoder-attn-dtype",      STR,   None,   "", "", NEVER + "there is no fp8 vision tower"),
         F("--mm-encoder-fp8-scale-path",  STR,   None,   "", "", NEVER + "there is no fp8 vision tower"),
         F("--mm-encoder-fp8-scale-save-path", STR, None, "", "", NEVER + "there is no fp8 vision tower"),
@@ -371,7 +371,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--enable-layerwise-nvtx-tracing", BOOL, False, "observability_config.enable_layerwise_nvtx_tracing", "", NEVER + "there is no NVTX"),
     ),
     "Compilation and general": (
-        F("--compilation-config -cc",     CompilationConfig, None, "compilation_config", "JSON, a mode number, or dotted: --compilation-config.custom_ops+ +rms_norm. Only mode 0 (none) is supported yet; custom_ops works in it"),
+        F("--compilation-config -cc",     CompilationConfig, None, "compilation_config", "JSON, a mode number, or dotted: --compilation-config.custom_ops+ +rms_norm. Mode 3 compiles the model with torch.compile; on a CPU the default is 0, none"),
         F("--optimization-level",         INT,   2,      "optimization_level", "-O0 to -O2: all mean no compilation on this engine yet", NO_GRAPHS, (0, 1)),
         F("--performance-mode",           STR,   "balanced", "performance_mode", "preset", LATER),
         F("--cudagraph-capture-sizes",    WORDS, None,   "compilation_config.cudagraph_capture_sizes", "graph sizes", NO_GRAPHS),

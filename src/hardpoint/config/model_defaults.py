@@ -38,7 +38,43 @@ _BERT: dict[str, Any] = {
 }
 _EXPERTS: dict[str, Any] = {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": False}
 
+_LLAMA_SIZES: dict[str, Any] = {
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+_CLIP_VISION: dict[str, Any] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+_LLAVA_TOWER: dict[str, Any] = {
+    "intermediate_size": 4096,
+    "hidden_size": 1024,
+    "patch_size": 14,
+    "image_size": 336,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "vocab_size": 32000,
+    "projection_dim": 768,
+}
+
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "llava": {
+        "projector_hidden_act": "gelu",
+        "vision_feature_select_strategy": "default",
+        "vision_feature_layer": -2,
+        "multimodal_projector_bias": True,
+        "tie_word_embeddings": False,
+    },
     "llama": _LLAMA,
     "mistral": {
         "hidden_act": "silu",
@@ -226,7 +262,25 @@ def _layers(values: dict[str, Any], is_windowed: Any) -> list[str]:
     return ["sliding_attention" if is_windowed(layer) else "full_attention" for layer in layers]
 
 
+def _llava(values: dict[str, Any]) -> None:
+    """The sizes of both parts: most checkpoints leave out what their language model calls usual."""
+    text = values.get("text_config")
+    text = values["text_config"] = dict(text) if isinstance(text, dict) else {}
+    text.setdefault("model_type", "llama")
+    if text["model_type"] == "llama":
+        for key, value in _LLAMA_SIZES.items():
+            text.setdefault(key, value)
+    vision = values.get("vision_config")
+    own = dict(vision) if isinstance(vision, dict) else dict(_LLAVA_TOWER)
+    if own.setdefault("model_type", "clip_vision_model") == "clip_vision_model":
+        own = {**_CLIP_VISION, **own}
+    values["vision_config"] = own
+    if values.get("image_token_index") is None:
+        values["image_token_index"] = values.get("image_token_id", 32000)
+
+
 _FINISH: dict[str, Any] = {
+    "llava": _llava,
     "gpt2": _gpt2,
     "opt": _opt,
     "qwen2": _qwen,

@@ -18,7 +18,9 @@ from hardpoint.config import wire
 from hardpoint.config.adapters import settle_adapters
 from hardpoint.config.async_scheduling import choose_async_scheduling
 from hardpoint.config.cache_dtype import choose_cache_dtype
+from hardpoint.config.compilation_choice import choose_compilation
 from hardpoint.config.draft import Draft, draft_of
+from hardpoint.config.media import settle_media
 from hardpoint.config.model_facts import (
     build_hf_config,
     choose_model_class,
@@ -31,7 +33,7 @@ from hardpoint.config.model_files import hub_of, locate
 from hardpoint.config.model_hooks import ask_model_hook
 from hardpoint.config.pooling import longest_input, settle_pooling
 from hardpoint.config.quantization_choice import choose_quantization
-from hardpoint.config.sections import CompilationMode, ModelConfig, ParallelConfig, VllmConfig, near_miss
+from hardpoint.config.sections import ModelConfig, ParallelConfig, VllmConfig, near_miss
 from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
 from hardpoint.env import envs
@@ -331,16 +333,6 @@ def _platform_defaults(config: VllmConfig, platform: Any) -> None:
     platform.apply_config_platform_defaults(config)
 
 
-def _choose_compilation(config: VllmConfig, platform: Any) -> None:
-    compilation = config.compilation_config
-    compilation.check_custom_ops()
-    if compilation.mode is None:
-        compilation.mode = CompilationMode.NONE
-    if not {"all", "none"} & set(compilation.custom_ops):
-        compiled = compilation.mode != CompilationMode.NONE and compilation.backend in ("", "inductor")
-        compilation.custom_ops = [*compilation.custom_ops, "none" if compiled else "all"]
-
-
 def _choose_attention(config: VllmConfig, platform: Any) -> None:
     attention = config.attention_config
     given = attention.backend or envs.VLLM_ATTENTION_BACKEND
@@ -391,6 +383,7 @@ STEPS = (
     Step("find the tokenizer",                    _find_tokenizer),
     Step("choose the model class",                _choose_model_class),
     Step("let the model's own hook check",        ask_model_hook),
+    Step("settle what media prompts may hold",    settle_media),
     Step("choose the number format",              _choose_dtype),
     Step("choose the quantisation",               choose_quantization),
     Step("choose the KV cache's format",          choose_cache_dtype),
@@ -403,7 +396,7 @@ STEPS = (
     Step("choose the executor",                   _choose_executor,     always=True),
     Step("check the names of classes",            _check_names,         always=True),
     Step("let the platform set defaults",         _platform_defaults,   always=True, hook=True),
-    Step("choose compilation and custom ops",     _choose_compilation,  always=True),
+    Step("choose compilation and custom ops",     choose_compilation,  always=True),
     Step("choose the attention backend",          _choose_attention,    always=True),
     Step("let the platform check",                _platform_check,      always=True, hook=True),
     Step("check the result",                      _check_result,        always=True),

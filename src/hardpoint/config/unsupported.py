@@ -21,11 +21,11 @@ from hardpoint.config.flags import (
     Flag,
     reason,
 )
-from hardpoint.config.sections import CompilationMode, CUDAGraphMode, Section, VllmConfig
+from hardpoint.config.sections import CUDAGraphMode, Section, VllmConfig
 from hardpoint.errors import ConfigError
 
 NO_TABLES = "there are no n-gram tables"
-NO_COMPILE = "compiled models are not supported yet"
+NO_COMPILE = "models are compiled for any size, by torch.compile as it is"
 
 
 class Limit(NamedTuple):
@@ -38,7 +38,6 @@ class Limit(NamedTuple):
 
 # fmt: off
 LIMITS = (
-    Limit("compilation_config.mode",                       (None, CompilationMode.NONE), NO_COMPILE),
     Limit("compilation_config.compile_sizes",              (None, []),                   NO_COMPILE),
     Limit("compilation_config.inductor_passes",            ({},),                        NO_COMPILE),
     Limit("compilation_config.cudagraph_mode",             (None, CUDAGraphMode.NONE),   NO_GRAPHS),
@@ -46,7 +45,6 @@ LIMITS = (
     Limit("compilation_config.max_cudagraph_capture_size", (None,),                      NO_GRAPHS),
     Limit("compilation_config.compile_mm_encoder",         (False,),                     NO_MEDIA),
     Limit("compilation_config.cudagraph_mm_encoder",       (False,),                     NO_MEDIA),
-    Limit("model_config.multimodal_config",                (None,),                      NO_MEDIA),
     Limit("speculative_config",                            (None,),                      NO_SPEC),
     Limit("kv_transfer_config",                            (None,),                      NO_TRANSFER),
     Limit("kv_events_config",                              (None,),                      LATER),

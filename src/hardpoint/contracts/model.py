@@ -192,12 +192,55 @@ class HasNoOps(Protocol):
 
 @runtime_checkable
 class SupportsMultiModal(Protocol):
-    """A model that takes media."""
+    """A model that takes media. Its class names their processor with `MULTIMODAL_REGISTRY.register_processor`."""
 
     supports_multimodal: ClassVar[Literal[True]] = True
     supports_multimodal_raw_input_only: ClassVar[bool] = False
     supports_encoder_tp_data: ClassVar[bool] = False
     requires_raw_input_tokens: ClassVar[bool] = False
+
+    @classmethod
+    def get_placeholder_str(cls, modality: str, i: int) -> str | None:
+        """What stands in a text for the `i`-th item (from 1) of a modality; ValueError for one it does not take."""
+        raise NotImplementedError
+
+    def embed_multimodal(self, **kwargs: object) -> Any:
+        """The embeddings of items: per item [tokens, hidden], or [items, tokens, hidden].
+
+        kwargs  what the processor made of them, as tensors
+        """
+        raise NotImplementedError
+
+    def get_language_model(self) -> nn.Module:
+        """The part that generates text."""
+        raise NotImplementedError
+
+    def embed_input_ids(
+        self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """[tokens] ids -> [tokens, hidden], with the media's embeddings where `is_multimodal` [tokens] says so."""
+        texts = self.get_language_model().embed_input_ids  # type: ignore[operator]
+        if multimodal_embeddings is None or is_multimodal is None:
+            return texts(input_ids)  # type: ignore[operator, no-any-return]
+        # A placeholder may have no embedding of its own.
+        embeds = texts(input_ids.masked_fill(is_multimodal, 0))  # type: ignore[operator]
+        return merge_multimodal_embeddings(embeds, multimodal_embeddings, is_multimodal)
+
+
+def merge_multimodal_embeddings(
+    inputs_embeds: torch.Tensor, multimodal_embeddings: Any, is_multimodal: torch.Tensor
+) -> torch.Tensor:
+    """Put the rows of `multimodal_embeddings` (one tensor or several, in order) where `is_multimodal` [tokens] is set.
+
+    Changes `inputs_embeds` [tokens, hidden] and returns it. ValueError when the numbers differ.
+    """
+    parts = [multimodal_embeddings] if isinstance(multimodal_embeddings, torch.Tensor) else multimodal_embeddings
+    rows = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+    places = int(is_multimodal.sum())
+    if len(rows) != places:
+        raise ValueError(f"{len(rows)} multimodal embeddings for {places} placeholder tokens")
+    inputs_embeds[is_multimodal] = rows.to(inputs_embeds.dtype)
+    return inputs_embeds
 
 
 @runtime_checkable

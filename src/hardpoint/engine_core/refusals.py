@@ -17,7 +17,6 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
     """
     for asked, what in (
         (request.prompt_embeds is not None or request.prompt_is_token_ids is not None, "prompt embeddings"),
-        (bool(request.mm_features), "media in prompts"),
         (request.resumable, "streamed input"),
         (request.kv_hints is not None, "KV cache hints"),
         (bool(_extra(request, "kv_transfer_params")), "KV transfer parameters"),
@@ -27,6 +26,8 @@ def why_refused(request: EngineCoreRequest, vllm_config: VllmConfig, tasks: tupl
             return f"{what} are not supported by this version"
     if request.prompt_token_ids is None:
         return "the request has no prompt"
+    if request.mm_features and not getattr(vllm_config.model_config, "is_multimodal_model", False):
+        return "media in prompts are not supported by this model, which reads text"
     if request.pooling_params is not None:
         task = request.pooling_params.task
         return None if task in tasks else f"the model does not support the task {task!r}"

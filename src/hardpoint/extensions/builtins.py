@@ -23,6 +23,7 @@ BUILTINS: dict[str, dict[str, str]] = {
         "RobertaForSequenceClassification": "hardpoint.worker.models.bert:RobertaForSequenceClassification",
         "XLMRobertaModel": "hardpoint.worker.models.bert:RobertaEmbeddingModel",
         "XLMRobertaForSequenceClassification": "hardpoint.worker.models.bert:RobertaForSequenceClassification",
+        "LlavaForConditionalGeneration": "hardpoint.worker.models.llava:LlavaForConditionalGeneration",
         "TransformersForCausalLM": "hardpoint.worker.models.transformers_backend:TransformersForCausalLM",
     },
     "attention_backends": {

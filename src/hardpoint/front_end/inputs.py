@@ -13,12 +13,15 @@ from hardpoint.contracts.logits_processor import load_logits_processor_classes
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.adapters import checked_adapter
+from hardpoint.front_end.multimodal.inputs import MediaInputs
+from hardpoint.front_end.multimodal.parts import MediaParts
 from hardpoint.front_end.pooling import cut_text, settle_pooling_params
-from hardpoint.front_end.prompts import Tokenization, TokenPrompt, read_prompt
+from hardpoint.front_end.prompts import PromptMedia, Tokenization, TokenPrompt, read_media, read_prompt
 from hardpoint.front_end.tokenizers import Tokenizer
 from hardpoint.front_end.tokenizers.chat_template import conversation, detect_content_format
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreRequest
+from hardpoint.types.multimodal import features_of
 from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import SamplingParams, StructuredOutputsParams
 from hardpoint.types.structured_limits import why_beyond_limits
@@ -72,6 +75,10 @@ class InputProcessor:
         if logits_processors is None:
             logits_processors = load_logits_processor_classes(vllm_config)
         self._logits_processors = logits_processors
+        # None where the model reads text.
+        self.media: MediaInputs | None = None
+        if getattr(self.model_config, "multimodal_config", None) is not None:
+            self.media = MediaInputs(self.model_config, tokenizer)
         self._eos_token_id = self._find_eos()
         self._end_tokens = self._find_end_tokens()
 
@@ -113,6 +120,7 @@ class InputProcessor:
         """
         how = Tokenization.of(tokenization_kwargs)
         text, ids, salt = read_prompt(prompt)
+        media = read_media(prompt)
         if ids is None:
             assert text is not None
             if self.model_config.runner_type == "pooling":
@@ -120,8 +128,24 @@ class InputProcessor:
             ids = self._encode(text, how)
         room = max(1, self.max_model_len - (1 if max_output_tokens is None else max_output_tokens))
         kept = how.cut(ids, room, self.max_model_len)
+        if media is not None:
+            if len(kept) != len(ids):
+                raise VLLMValidationError("a prompt with media cannot be truncated", parameter="truncate_prompt_tokens")
+            return self._with_media(TokenPrompt(kept, text, salt), media)
         # Cut ids no longer say what the text does.
         return TokenPrompt(kept, text if len(kept) == len(ids) else None, salt)
+
+    def _with_media(self, prompt: TokenPrompt, media: PromptMedia) -> TokenPrompt:
+        """Process a prompt's media, if that is not done yet, and fill their places in."""
+        if self.media is None:
+            raise VLLMValidationError(
+                "media in prompts are not supported: this model reads text", parameter="multi_modal_data"
+            )
+        if media.features is None:
+            made = self.media.process(prompt.token_ids, media.data, media.processor_options, media.io_options)
+            prompt.token_ids, media = made["prompt_token_ids"], PromptMedia({}, {}, {}, features_of(made))
+        prompt.features = media.features
+        return prompt
 
     def _encode(self, text: str, how: Tokenization) -> list[int]:
         if self.tokenizer is None:
@@ -159,8 +183,13 @@ class InputProcessor:
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_special_tokens: bool = False,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
+        media_io_kwargs: Mapping[str, Any] | None = None,
     ) -> dict[str, Any]:
-        """A conversation as a prompt dict with text and token ids."""
+        """A conversation as a prompt dict with text and token ids, and with its media, which are fetched and processed.
+
+        Fetching waits for other servers.
+        """
         tokenizer = self.tokenizer
         if tokenizer is None:
             raise VLLMValidationError(
@@ -170,15 +199,20 @@ class InputProcessor:
         if form == "auto":
             template = tokenizer.get_chat_template(chat_template, tools)
             form = detect_content_format(template) if template else "string"
+        media = MediaParts() if self.media is None else self.media.new_parts()
         text = tokenizer.apply_chat_template(
-            conversation(list(messages), form),
+            conversation(list(messages), form, media),
             tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             chat_template=chat_template,
             **(chat_template_kwargs or {}),
         )
-        return {"prompt": text, "prompt_token_ids": tokenizer.encode_chat(text, add_special_tokens)}
+        ids = tokenizer.encode_chat(text, add_special_tokens)
+        if self.media is None or not media.found:
+            return {"prompt": text, "prompt_token_ids": ids}
+        items = self.media.read(media.found, media_io_kwargs)
+        return self.media.process(ids, items, mm_processor_kwargs, text=text)
 
     def check_prompt(self, token_ids: Sequence[int], room: int = 1) -> None:
         """Refuse a prompt that is empty, too long for `room` tokens of an answer, or not of this vocabulary."""
@@ -309,7 +343,7 @@ class InputProcessor:
         request = EngineCoreRequest(
             request_id=request_id,
             prompt_token_ids=ready.token_ids,
-            mm_features=None,
+            mm_features=ready.features,
             sampling_params=None if isinstance(settled, PoolingParams) else settled,
             pooling_params=settled if isinstance(settled, PoolingParams) else None,
             arrival_time=arrival_time,

@@ -7,19 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardpoint.errors import VLLMValidationError
+from hardpoint.types.multimodal import MultiModalFeatureSpec, features_of, media_of
 
 # Keys of prompt dicts, by what they mean here.
 _READ = {"prompt", "prompt_token_ids", "cache_salt"}
+# Those that `read_media` reads.
+_MEDIA = {"multi_modal_data", "mm_processor_kwargs", "media_io_kwargs", "mm_kwargs", "mm_hashes", "mm_placeholders"}
 # Facts about the prompt that change nothing in how it is run.
 _IGNORED = {"type", "arrival_time", "prompt_token_offsets"}
 _REFUSED = {
     "prompt_embeds": "prompt embeddings",
     "prompt_is_token_ids": "prompt embeddings",
-    "multi_modal_data": "media in prompts",
-    "multi_modal_uuids": "media in prompts",
-    "mm_processor_kwargs": "media in prompts",
-    "media_io_kwargs": "media in prompts",
-    "mm_kwargs": "media in prompts",
+    "multi_modal_uuids": "names of media, which are named by their content,",
     "encoder_prompt": "encoder-decoder prompts",
     "decoder_prompt": "encoder-decoder prompts",
     "token_type_ids": "segment ids",
@@ -32,12 +31,54 @@ _REFUSED = {
 class TokenPrompt:
     """A prompt the engine can run.
 
-    text  what the ids were made from; None for a prompt given as ids
+    text      what the ids were made from; None for a prompt given as ids
+    features  its media, in the order in which they stand
     """
 
     token_ids: list[int]
     text: str | None = None
     cache_salt: str | None = None
+    features: list[MultiModalFeatureSpec] | None = None
+
+    def for_engine(self) -> dict[str, Any]:
+        """The prompt as a dict that `read_prompt` and `read_media` read."""
+        given: dict[str, Any] = {"prompt_token_ids": self.token_ids}
+        if self.text is not None:
+            given["prompt"] = self.text
+        if self.cache_salt is not None:
+            given["cache_salt"] = self.cache_salt
+        return given if self.features is None else {**given, **media_of(self.features)}
+
+
+@dataclass
+class PromptMedia:
+    """The media of a prompt: those to be processed, or those that are.
+
+    data               modality -> item or list of items
+    processor_options  the prompt's own options for the model's processor
+    io_options         the same for reading items
+    """
+
+    data: Mapping[str, Any]
+    processor_options: Mapping[str, Any]
+    io_options: Mapping[str, Any]
+    features: list[MultiModalFeatureSpec] | None = None
+
+
+def read_media(prompt: Any) -> PromptMedia | None:
+    """The media of a prompt of any kind; None for a prompt without."""
+    if not isinstance(prompt, Mapping):
+        return None
+    if prompt.get("mm_kwargs"):
+        return PromptMedia({}, {}, {}, features_of(prompt))
+    parts = []
+    for name in ("multi_modal_data", "mm_processor_kwargs", "media_io_kwargs"):
+        value = prompt.get(name) or {}
+        if not isinstance(value, Mapping):
+            raise VLLMValidationError(f"{name} must be a dict", parameter=name)
+        parts.append(value)
+    data = {modality: items for modality, items in parts[0].items() if items is not None}
+    return PromptMedia(data, parts[1], parts[2]) if data else None
 
 
 @dataclass
@@ -108,7 +149,7 @@ def read_prompt(prompt: Any) -> tuple[str | None, list[int] | None, str | None]:
 
 def _read_mapping(prompt: Mapping[str, Any]) -> tuple[str | None, list[int] | None, str | None]:
     for key, value in prompt.items():
-        if key in _READ or key in _IGNORED:
+        if key in _READ or key in _IGNORED or key in _MEDIA:
             continue
         if key not in _REFUSED:
             raise VLLMValidationError(f"prompt key {key!r} is not known", parameter=key)

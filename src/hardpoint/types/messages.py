@@ -11,6 +11,7 @@ import msgspec
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.lora_request import LoRARequest
+from hardpoint.types.multimodal import MultiModalFeatureSpec
 from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import SamplingParams
 from hardpoint.types.stats import PrefillStats, SchedulerStats
@@ -52,7 +53,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, omit_defaults=True, gc=
 
     request_id: str
     prompt_token_ids: list[int] | None
-    mm_features: list[Any] | None
+    mm_features: list[MultiModalFeatureSpec] | None
     sampling_params: SamplingParams | None
     pooling_params: PoolingParams | None
     arrival_time: float

@@ -99,4 +99,15 @@ BUILT_IN_MODEL_INFO: dict[str, ModelInfo] = {
     "XLMRobertaModel": _encoder("RobertaEmbeddingModel"),
     "XLMRobertaForSequenceClassification": _encoder("RobertaForSequenceClassification", "cross-encoder"),
     "TransformersForCausalLM": ModelInfo("TransformersForCausalLM", is_text_generation_model=True),
+    "LlavaForConditionalGeneration": ModelInfo(
+        "LlavaForConditionalGeneration", is_text_generation_model=True, supports_multimodal=True, supports_pp=True
+    ),
 }
+
+# Where a built-in model class is defined -> references to its processor's info, the processor and its dummy inputs.
+_LLAVA = "hardpoint.front_end.multimodal.llava"
+BUILT_IN_PROCESSORS: dict[str, tuple[str, str, str]] = {
+    "hardpoint.worker.models.llava:LlavaForConditionalGeneration": (
+        f"{_LLAVA}:LlavaProcessingInfo", f"{_LLAVA}:LlavaMultiModalProcessor", f"{_LLAVA}:LlavaDummyInputsBuilder",
+    ),
+}  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.lora_request import LoRARequest
+from hardpoint.types.multimodal import MultiModalFeatureSpec
 from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import SamplingParams
 
@@ -17,7 +18,7 @@ class NewRequestData:  # engine core -> worker
 
     req_id: str
     prompt_token_ids: list[int] | None
-    mm_features: list[Any]
+    mm_features: list[MultiModalFeatureSpec]
     sampling_params: SamplingParams | None
     pooling_params: PoolingParams | None
     block_ids: tuple[list[int], ...]

@@ -32,6 +32,7 @@ from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.kv_memory import allocate_kv_cache
 from hardpoint.worker.loaders import building
 from hardpoint.worker.lora.manager import AdapterManager, make_manager
+from hardpoint.worker.multimodal import MediaEncoder
 from hardpoint.worker.pipeline import run_stage
 from hardpoint.worker.pooling.runner import PoolingRunner
 from hardpoint.worker.prompt_logprobs import collect_prompt_logprobs
@@ -84,6 +85,7 @@ class ModelRunner:
         self._rows = DenseRows()
         self._groups: list[tuple[AttentionMetadataBuilder[Any], list[str]]] = []
         self.adapters: AdapterManager | None = None
+        self.media: MediaEncoder | None = None
         self._program: ProgramOfModel | None = None
         self._decodes_first_up_to: int | None = None
         self._open: _OpenStep | None = None
@@ -101,6 +103,8 @@ class ModelRunner:
             config.load_config.load_format = "dummy"
         self.model = building.get_model(vllm_config=config)
         self.adapters = make_manager(self.model, config, self.device)
+        if config.model_config.is_multimodal_model:
+            self.media = MediaEncoder(self.model, config.model_config, self.device)
         if config.model_config.runner_type == "pooling":
             self.pooling = PoolingRunner(self.model)
         elif is_text_generation_model(self.model):
@@ -216,6 +220,8 @@ class ModelRunner:
         Returns the step's result, or None when `sample_tokens` must follow with a grammar's rows.
         """
         states = self.requests.apply(plan)
+        if self.media is not None:
+            self.media.follow(plan, self.requests.states)
         if not plan.total_num_scheduled_tokens:
             self._forget_ended_rows()
             return EMPTY_MODEL_RUNNER_OUTPUT
@@ -241,8 +247,9 @@ class ModelRunner:
         common = attention_inputs(self.requests, inputs, positions)
         built = [builder.build(0, part) for (builder, _), part in zip(self._groups, common, strict=True)]
         adapted = self.adapters is not None and self.adapters.begin(inputs.states, inputs.starts)
-        # A program knows the layers without their adapters.
-        program = self._program.current() if self._program is not None and not adapted else None
+        embeds = self._embeds(inputs, input_ids)
+        # A program knows the layers without their adapters, and takes token ids.
+        program = self._program.current() if self._program is not None and not adapted and embeds is None else None
         if program is not None:
             return program.run(input_ids, positions, built)
         metadata: dict[str, Any] = {}
@@ -256,7 +263,17 @@ class ModelRunner:
             more = self.pooling.model_arguments(inputs, self.device)
         context = set_forward_context(metadata, self.vllm_config, inputs.total_tokens, slot_mapping=slot_mapping)
         with context, self.adapters.rows() if self.adapters is not None else nullcontext():
+            if embeds is not None:
+                more["inputs_embeds"] = embeds
+                input_ids = input_ids if self.media is not None and self.media.wants_ids else None  # type: ignore[assignment]
             return run_stage(self.get_model(), input_ids=input_ids, positions=positions, **more)
+
+    def _embeds(self, inputs: StepInputs, input_ids: Tensor) -> Tensor | None:
+        """The embeddings [tokens, hidden] of a step with media; None for one of text."""
+        if self.media is None:
+            return None
+        with self.adapters.rows() if self.adapters is not None else nullcontext():
+            return self.media.embeds(inputs, input_ids)
 
     @torch.inference_mode()
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> ModelRunnerOutput:

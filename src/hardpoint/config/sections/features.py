@@ -14,6 +14,7 @@ MMHasherAlgorithm = Literal["blake3", "sha256", "sha512"]
 MMEncoderTPMode = Literal["weights", "data"]
 SequencePooling = Literal["CLS", "LAST", "MEAN"]
 TokenPooling = Literal["ALL", "STEP"]
+_MANY = 999
 
 
 @dataclass
@@ -126,6 +127,13 @@ class MultiModalConfig(Section):
     interleave_mm_strings: bool = False
     skip_mm_profiling: bool = False
     mm_tensor_ipc: Literal["direct_rpc", "torch_shm"] = "direct_rpc"
+
+    def get_limit_per_prompt(self, modality: str) -> int:
+        """Most items of a modality in one prompt; 999 where nothing is said."""
+        if self.language_model_only:
+            return 0
+        stated = self.limit_per_prompt.get(modality, _MANY)
+        return int(stated.get("count", _MANY) if isinstance(stated, dict) else stated)
 
 
 @dataclass

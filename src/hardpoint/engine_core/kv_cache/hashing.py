@@ -106,17 +106,30 @@ def block_hasher(block_size: int, hash_block: HashFunction) -> BlockHasher:
         hashes = []
         for index in range(done, full):
             tokens = request.all_token_ids[index * block_size : (index + 1) * block_size]
-            parent = hash_block(parent, tokens, extra_keys(request, index))
+            parent = hash_block(parent, tokens, extra_keys(request, index, block_size))
             hashes.append(parent)
         return hashes
 
     return hash_new_blocks
 
 
-def extra_keys(request: Request, block_index: int) -> ExtraKeys:
-    """What besides tokens tells blocks apart: the adapter, and in the first block the salt."""
+def extra_keys(request: Request, block_index: int, block_size: int) -> ExtraKeys:
+    """What besides tokens tells blocks apart: the adapter, in the first block the salt, and the media in it.
+
+    An item of media is known by its identifier and by where in the block it begins.
+    """
     adapter = request.adapter_key
     salt = request.cache_salt if block_index == 0 else None
-    if adapter is None and salt is None:
+    media = _media_keys(request, block_index * block_size, block_size) if request.mm_features else ()
+    if adapter is None and salt is None and not media:
         return None
-    return (adapter, salt)
+    return (adapter, salt, *media)
+
+
+def _media_keys(request: Request, start: int, block_size: int) -> tuple[Any, ...]:
+    return tuple(
+        part
+        for feature in request.mm_features
+        if feature.mm_position.offset < start + block_size and feature.mm_position.end > start
+        for part in (feature.identifier, feature.mm_position.offset - start)
+    )

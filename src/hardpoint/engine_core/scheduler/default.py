@@ -13,6 +13,7 @@ from hardpoint.engine_core.kv_cache.residency import BlockResidency
 from hardpoint.engine_core.request import Request
 from hardpoint.engine_core.scheduler.adapters import AdapterPlaces, count_adapters
 from hardpoint.engine_core.scheduler.admission import why_impossible
+from hardpoint.engine_core.scheduler.encoder_cache import EncoderCacheManager, MediaPlanner
 from hardpoint.engine_core.scheduler.outputs import StepOutputs
 from hardpoint.engine_core.scheduler.plan import StepPlan
 from hardpoint.engine_core.scheduler.queues import create_request_queue
@@ -86,6 +87,10 @@ class Scheduler(SchedulerInterface):
         self.max_num_running_reqs = min(config.max_num_seqs, config.max_num_active_seqs or config.max_num_seqs)
         self.max_num_scheduled_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
         self.num_lookahead_tokens = 0
+        self.encoder_cache_manager = EncoderCacheManager(config.encoder_cache_size, self.vllm_config)
+        self._media = MediaPlanner(
+            self.encoder_cache_manager, config.max_num_encoder_input_tokens, config.disable_chunked_mm_input
+        )
 
     def _make_kv_cache_manager(self) -> KVCacheManager:
         observed = self.observability_config
@@ -105,6 +110,7 @@ class Scheduler(SchedulerInterface):
         """Plan the next step."""
         paused = self._pause_state
         plan = StepPlan(0 if paused is PauseState.PAUSED_ALL else self.max_num_scheduled_tokens)
+        self._media.begin_step()
         self._schedule_running(plan)
         # After a preemption blocks are short: whoever is admitted now would be the next victim.
         if not plan.preempted and paused is PauseState.UNPAUSED and not throttle_prefills:
@@ -122,11 +128,16 @@ class Scheduler(SchedulerInterface):
                 continue
             left = self._tokens_left(request)
             num_tokens = min(self._chunk(left), plan.budget, self.max_model_len - request.num_computed_tokens)
+            items: list[int] = []
+            if request.mm_features and num_tokens > 0:
+                num_tokens, items = self._media.fit(request, request.num_computed_tokens, num_tokens)
             if num_tokens <= 0:
                 continue
             blocks = self._allocate_or_preempt(request, num_tokens, plan)
             if blocks is not None:
                 plan.add(plan.running, request, num_tokens, blocks)
+                if request.mm_features:
+                    self._media.keep(request, items)
 
     def _tokens_left(self, request: Request) -> int:
         """Tokens of a running request that can be planned now: those known and those that steps in flight will add.
@@ -169,6 +180,8 @@ class Scheduler(SchedulerInterface):
         # Blocks of tokens that the step being planned will not compute after all.
         self.kv_cache_manager.uncache(request, request.num_computed_tokens)
         self.kv_cache_manager.free(request)
+        if request.mm_features:
+            self._media.drop(request)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.spec_token_ids.clear()
@@ -193,6 +206,9 @@ class Scheduler(SchedulerInterface):
                 continue
             hit, num_hit_tokens = self.kv_cache_manager.get_computed_blocks(request)
             num_tokens = self._first_chunk(request.num_tokens - num_hit_tokens, plan.budget)
+            items: list[int] = []
+            if request.mm_features and num_tokens:
+                num_tokens, items = self._fit_media(request, num_hit_tokens, num_tokens)
             if num_tokens == 0:
                 break
             blocks = self.kv_cache_manager.allocate_slots(
@@ -206,10 +222,22 @@ class Scheduler(SchedulerInterface):
                 reserved_blocks=self.watermark_blocks if self.running else 0,
             )
             if blocks is None:
+                if request.mm_features:
+                    self._media.drop(request)
                 break
             self.waiting.pop_request()
             places.admitted(request)
             self._admit(request, num_tokens, num_hit_tokens, plan)
+            if request.mm_features:
+                self._media.keep(request, items)
+
+    def _fit_media(self, request: Request, computed: int, num_tokens: int) -> tuple[int, list[int]]:
+        """As `MediaPlanner.fit`, for a request that is not admitted yet: it holds nothing unless it can be."""
+        fitting, items = self._media.fit(request, computed, num_tokens)
+        if fitting == 0 or (fitting < num_tokens and not self.scheduler_config.enable_chunked_prefill):
+            self._media.drop(request)
+            return 0, []
+        return fitting, items
 
     def _first_chunk(self, num_tokens: int, budget: int) -> int:
         """Tokens of a waiting request to compute now; 0 when it has to wait for a larger budget."""
@@ -242,9 +270,9 @@ class Scheduler(SchedulerInterface):
             num_scheduled_tokens=plan.num_tokens,
             total_num_scheduled_tokens=sum(plan.num_tokens.values()),
             scheduled_spec_decode_tokens={},
-            scheduled_encoder_inputs={},
+            scheduled_encoder_inputs=self._media.take_plan(),
             finished_req_ids=self.finished_req_ids,
-            free_encoder_mm_hashes=[],
+            free_encoder_mm_hashes=self.encoder_cache_manager.get_freed_mm_hashes(),
             preempted_req_ids=preempted,
             has_structured_output_requests=any(self.requests[i].use_structured_output for i in plan.num_tokens),
         )
@@ -258,6 +286,8 @@ class Scheduler(SchedulerInterface):
             request = self.requests[request_id]
             request.num_computed_tokens += num_tokens
             request.num_in_flight_tokens += num_tokens
+            if request.mm_features:
+                self._media.release_computed(request)
             request.is_prefill_chunk = (
                 request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
             )
@@ -328,6 +358,7 @@ class Scheduler(SchedulerInterface):
         request.error = error
         # What it wrote may be the reason, e.g. NaN: nobody else must find it.
         self.kv_cache_manager.uncache(request)
+        self.encoder_cache_manager.drop(request)
         self._free_request(request)
 
     def _outputs_by_client(self, outputs: StepOutputs) -> dict[int, EngineCoreOutputs]:
@@ -354,7 +385,8 @@ class Scheduler(SchedulerInterface):
     def why_impossible(self, request: Request) -> str | None:
         """Why a request could never run, in words for the client; None when it could."""
         unchunked = None if self.scheduler_config.enable_chunked_prefill else self.max_num_scheduled_tokens
-        return why_impossible(request, self.model_max_len, self.max_model_len, unchunked)
+        reason = why_impossible(request, self.model_max_len, self.max_model_len, unchunked)
+        return reason or self._media.why_impossible(request, unchunked is not None)
 
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         """End requests from outside."""
@@ -375,6 +407,7 @@ class Scheduler(SchedulerInterface):
 
     def _free_request(self, request: Request) -> None:
         self.kv_cache_manager.free(request)
+        self.encoder_cache_manager.free(request)
         del self.requests[request.request_id]
         self.finished_req_ids.add(request.request_id)
         if self.include_finished_set:
@@ -418,6 +451,10 @@ class Scheduler(SchedulerInterface):
         if reset_connector and self.connector is None:
             return False
         return done
+
+    def reset_encoder_cache(self) -> None:
+        """Drop encoded media that no running request needs; the workers are told with the next step."""
+        self.encoder_cache_manager.drop_unused()
 
     def get_kv_cache_usage(self) -> float:
         """Share of KV blocks in use, 0..1."""

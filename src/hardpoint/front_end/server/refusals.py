@@ -23,7 +23,7 @@ def _unset(value: Any) -> bool:
     return not value
 
 
-_NO_MEDIA = "this server takes text only"
+_NO_MEDIA = "pooling takes text only"
 _RENDER_ONLY = "it belongs to the render routes, which this server does not have"
 
 # fmt: off
@@ -39,11 +39,7 @@ COMPLETIONS = (
     Refusal("prompt_embeds", lambda v: v is None, "prompt embeddings are not available"),
     Refusal("suffix", _unset, "the model has no fill-in-the-middle template"),
 )
-CHAT = (
-    *SHARED,
-    Refusal("media_io_kwargs", _unset, _NO_MEDIA),
-    Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
-)
+CHAT = SHARED
 POOLING = (
     Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
     Refusal("padding", lambda v: v in (None, "do_not_pad"), "prompts are not padded here, and need not be"),
@@ -54,10 +50,7 @@ COMPARISON = (
     Refusal("instruction", _unset, "there are no templates for pairs of texts"),
     Refusal("chat_template_kwargs", _unset, "there are no templates for pairs of texts"),
 )
-TOKENIZE_CHAT = (
-    Refusal("media_io_kwargs", _unset, _NO_MEDIA),
-    Refusal("mm_processor_kwargs", _unset, _NO_MEDIA),
-)
+TOKENIZE_CHAT: tuple[Refusal, ...] = ()
 # fmt: on
 
 # OpenAI fields outside the documented ones whose silent loss would change what the client gets.

@@ -48,6 +48,7 @@ class ServerSettings:
     chat_template: str | None = None
     chat_template_content_format: str = "auto"
     trust_request_chat_template: bool = False
+    trust_request_mm_kwargs: bool = False
     default_chat_template_kwargs: dict[str, Any] | None = None
     response_role: str = "assistant"
     return_tokens_as_token_ids: bool = False

@@ -25,6 +25,7 @@ from jinja2.parser import Parser
 
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError, VLLMValidationError
+from hardpoint.front_end.multimodal.parts import MediaPart, MediaParts
 
 MAX_RENDERED_CHARS = 1 << 26
 _MAX_POWER_BITS = 1 << 12
@@ -363,25 +364,29 @@ _TEXT_PARTS = {
 }
 
 
-def conversation(messages: list[Any], content_format: str) -> list[dict[str, Any]]:
+def conversation(messages: list[Any], content_format: str, media: MediaParts | None = None) -> list[dict[str, Any]]:
     """OpenAI messages in the form a template reads.
 
     content_format  `string` joins text parts with line breaks; `openai` keeps a list of parts
+    media           takes the parts that are no text; None = there may be none
 
-    Raises `VLLMValidationError` for parts that are no text.
+    Raises `VLLMValidationError` for parts that are neither text nor media the model takes.
     """
-    return [_message(message, place, content_format) for place, message in enumerate(messages)]
+    media = media or MediaParts()
+    return [_message(message, place, content_format, media) for place, message in enumerate(messages)]
 
 
-def _message(message: Any, place: int, content_format: str) -> dict[str, Any]:
+def _message(message: Any, place: int, content_format: str, media: MediaParts) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise VLLMValidationError("every message needs a role", parameter=f"messages.{place}.role")
     result = {key: value for key, value in message.items() if value is not None}
-    texts = _texts(message.get("content"), place)
+    pieces = _pieces(message.get("content"), place, media)
     if content_format == "openai":
-        result["content"] = [{"type": "text", "text": text} for text in texts]
+        result["content"] = [
+            {"type": "text", "text": piece} if isinstance(piece, str) else {"type": piece.modality} for piece in pieces
+        ]
     else:
-        result["content"] = "\n".join(texts)
+        result["content"] = media.text_of(pieces, f"messages.{place}.content")
     if result.get("tool_calls"):
         result["tool_calls"] = [_tool_call(call, place) for call in result["tool_calls"]]
     reasoning = result.get("reasoning", result.get("reasoning_content"))
@@ -390,14 +395,17 @@ def _message(message: Any, place: int, content_format: str) -> dict[str, Any]:
     return result
 
 
-def _texts(content: Any, place: int) -> list[str]:
+def _pieces(content: Any, place: int, media: MediaParts) -> list[str | MediaPart]:
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
         raise VLLMValidationError("content must be text or a list of parts", parameter=f"messages.{place}.content")
-    return [_part_text(part, place, number) for number, part in enumerate(content)]
+    return [
+        media.take(part, f"messages.{place}.content.{number}") if media.knows(part) else _part_text(part, place, number)
+        for number, part in enumerate(content)
+    ]
 
 
 def _part_text(part: Any, place: int, number: int) -> str:

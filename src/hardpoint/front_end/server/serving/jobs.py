@@ -160,7 +160,7 @@ class Job:
         prompt, params = self.prompts[index], self.params[index]
         context.request_log.received(request_id, prompt.text, prompt.token_ids, params)
         return context.engine.generate(
-            _for_engine(prompt),
+            prompt.for_engine(),
             params,
             request_id,
             prompt_text=prompt.text,
@@ -175,16 +175,6 @@ class Job:
     def _about_reasoning(self, params: SamplingParams) -> dict[str, Any]:
         """Structured output begins where the reasoning ends, which the engine core has to find."""
         return self.plan.engine_arguments if self.plan is not None and params.structured_outputs is not None else {}
-
-
-def _for_engine(prompt: TokenPrompt) -> dict[str, Any]:
-    """A prompt as vLLM's TokensPrompt."""
-    given: dict[str, Any] = {"prompt_token_ids": prompt.token_ids}
-    if prompt.text is not None:
-        given["prompt"] = prompt.text
-    if prompt.cache_salt is not None:
-        given["cache_salt"] = prompt.cache_salt
-    return given
 
 
 class UsageCount:

@@ -62,8 +62,8 @@ class PromptMaker:
             "truncate_prompt_tokens": request.truncate_prompt_tokens,
             "truncation_side": request.truncation_side,
         }
-        cut = self._inputs.tokenize({"prompt_token_ids": rendered["prompt_token_ids"]}, how)
-        return TokenPrompt(cut.token_ids, rendered["prompt"], request.cache_salt)
+        cut = self._inputs.tokenize({key: value for key, value in rendered.items() if key != "prompt"}, how)
+        return TokenPrompt(cut.token_ids, rendered["prompt"], request.cache_salt, cut.features)
 
     async def of_conversation(self, request: InputRequest, messages: list[dict[str, Any]]) -> TokenPrompt:
         """The prompt a conversation makes for a pooling model, which adds no answer to it."""
@@ -100,11 +100,17 @@ class PromptMaker:
         tools = [tool.model_dump(exclude_none=True) for tool in getattr(request, "tools", None) or ()]
         if settings.exclude_tools_when_tool_choice_none and getattr(request, "tool_choice", None) == "none":
             tools = []
-        length = sum(len(str(message.get("content", ""))) for message in request.messages)
+        own_options = {
+            "mm_processor_kwargs": request.mm_processor_kwargs or None,
+            "media_io_kwargs": request.media_io_kwargs or None,
+        }
+        self._check_media_options(own_options)
+        length = sum(_length(message.get("content")) for message in request.messages)
         return await _beside(
             length,
             self._render,
             request.messages,
+            **own_options,
             chat_template=request.chat_template or self._context.chat_template,
             chat_template_content_format=settings.chat_template_content_format,
             add_generation_prompt=request.add_generation_prompt,
@@ -116,6 +122,18 @@ class PromptMaker:
 
     def _render(self, messages: list[dict[str, Any]], **how: Any) -> dict[str, Any]:
         return self._inputs.render_chat(messages, **how)
+
+    def _check_media_options(self, options: dict[str, Any]) -> None:
+        """A request's own options for media reach the model's processor only where the server trusts requests."""
+        for name, value in options.items():
+            if value is None:
+                continue
+            if getattr(self._inputs, "media", None) is None:
+                raise VLLMValidationError(f"{name} is not supported: this model reads text", parameter=name)
+            if not self._context.settings.trust_request_mm_kwargs:
+                raise VLLMValidationError(
+                    f"{name} in a request needs a server started with --trust-request-mm-kwargs", parameter=name
+                )
 
     def _need_in_template(self, request: ChatCompletionRequest, name: str) -> None:
         """A field only the template could honour is refused when the template never reads it."""
@@ -136,6 +154,14 @@ def _template_kwargs(request: ChatCompletionRequest | TokenizeChatRequest | Inpu
             f"chat_template_kwargs may not set {', '.join(taken)}", parameter="chat_template_kwargs"
         )
     return kwargs
+
+
+def _length(content: Any) -> int:
+    """Characters of a message; media count as a long text, since they are fetched and processed."""
+    if not isinstance(content, list):
+        return len(str(content))
+    plain = all(isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in content)
+    return len(str(content)) if plain else _LONG_TEXT_CHARS
 
 
 async def _beside(size: int, work: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -348,7 +348,7 @@ def test_an_endpoint_for_another_task_is_left_out(server, ledger):
 def test_an_io_processor_is_listed_and_nobody_asks_for_it(server, marks):
     groups = {group["key"]: group for group in server.http.get("/plugins").json()["groups"]}
     assert [one["name"] for one in groups["io_processors"]["installed"]] == ["io_one"]
-    assert groups["io_processors"]["state"] == "planned"
+    assert groups["io_processors"]["state"] == "built"
     assert marks.of("io import") == []
 
 
@@ -467,7 +467,7 @@ def test_a_start_that_the_rules_stop(tmp_path, tiny_llama, points, flags, names,
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        (["--io-processor-plugin", "io_one"], "--io-processor-plugin is refused"),
+        (["--io-processor-plugin", "io_one"], "io_processor_plugin is 'io_one', and the model generates text"),
         (["--api-server-count", "2"], "api-server-count"),
     ],
 )

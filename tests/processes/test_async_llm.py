@@ -13,7 +13,7 @@ import psutil
 import pytest
 from rpc_extension import Extension
 
-from hardpoint import AsyncEngineArgs, AsyncLLM, SamplingParams
+from hardpoint import AsyncEngineArgs, AsyncLLM, PoolingParams, SamplingParams
 from hardpoint.contracts.stat_logger import StatLoggerBase
 from hardpoint.contracts.worker_calls import RemoteCallError
 from hardpoint.errors import AdmissionError, CodecError, EngineDeadError, EngineGenerateError, VLLMValidationError
@@ -299,8 +299,8 @@ def test_what_is_not_there_is_refused_by_name(engine, run):
     async def go():
         with pytest.raises(NotImplementedError, match="sleep mode"):
             await engine.sleep()
-        with pytest.raises(NotImplementedError, match="pooling"):
-            await anext(engine.encode("x", None, "p"))
+        with pytest.raises(ValueError, match="generates text and does not pool"):
+            await anext(engine.encode("x", PoolingParams(), "p"))
         with pytest.raises(NotImplementedError, match="update_weights"):
             await engine.update_weights(None)
         with pytest.raises(ValueError, match="profiler"):

@@ -278,7 +278,7 @@ for call, error in (
     (lambda: llm.generate("x", [greedy, greedy]), ValueError),
     (lambda: llm.generate("x", 5), TypeError),
     (lambda: llm.generate([5] * 5000, greedy), ValueError),
-    (lambda: llm.embed("x"), NotImplementedError),
+    (lambda: llm.embed("x"), ValueError),
     (lambda: llm.beam_search([], None), NotImplementedError),
     (lambda: llm.sleep(), NotImplementedError),
     (lambda: llm.start_profile(), ValueError),

@@ -128,7 +128,7 @@ def test_what_makes_no_sense_is_one_clear_error(parse, words, text):
         ["--grpc"],
         ["--enable-dbo"],
         ["--data-parallel-rank", "1"],
-        ["--runner", "pooling"],
+        ["--runner", "draft"],
     ],
 )
 def test_what_we_do_not_have_is_refused_by_name(parse, words):

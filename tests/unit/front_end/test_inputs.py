@@ -279,9 +279,17 @@ def test_the_whole_vocabulary_may_be_scored_where_allowed(smollm2):
     refused(processor, "logprobs", params=SamplingParams(logprobs=VOCABULARY + 1))
 
 
-@pytest.mark.parametrize("params", [BeamSearchParams(beam_width=2, max_tokens=5), PoolingParams(), None, {}])
-def test_other_kinds_of_parameters_are_refused(processor, params):
-    with pytest.raises(VLLMValidationError, match="not supported"):
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (BeamSearchParams(beam_width=2, max_tokens=5), "not supported"),
+        (PoolingParams(task="embed"), "generates text and does not pool"),
+        (None, "not supported"),
+        ({}, "not supported"),
+    ],
+)
+def test_other_kinds_of_parameters_are_refused(processor, params, words):
+    with pytest.raises(VLLMValidationError, match=words):
         processor.process_inputs("r", "Hello", params)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 ATTENTION = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj", "gate_proj"]}
 EVERY_LAYER = {
@@ -25,18 +27,18 @@ def load_base(model: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
 
-def with_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int = 0, base_name: str = "") -> Any:
+def with_adapter(model: Path, folder: Path, settings: dict[str, Any], seed: int = 0) -> Any:
     """Make a random adapter, save it in `folder` and return PEFT's model with it."""
-    import peft
-
-    made = peft.get_peft_model(load_base(model), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
-    made.peft_config["default"].base_model_name_or_path = base_name or str(model)
-    torch.manual_seed(seed)
-    for name, parameter in made.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    # PEFT and transformers warn about each other.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        import peft
+
+        made = peft.get_peft_model(load_base(model), peft.LoraConfig(task_type="CAUSAL_LM", **settings))
+        torch.manual_seed(seed)
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
         made.save_pretrained(folder)
     return made.eval()
 
@@ -52,10 +54,6 @@ def write_adapter(model: Path, folder: Path, seed: int = 0, rank: int = 4, std: 
 
     facts  more for adapter_config.json, or other values
     """
-    import json
-
-    from safetensors.torch import save_file
-
     config = json.loads((model / "config.json").read_text())
     hidden, middle = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]

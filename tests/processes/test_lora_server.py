@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from lora_adapters import write_adapter
 from server_process import ServerProcess
 

@@ -219,7 +219,6 @@ def test_a_class_that_cannot_be_imported_gives_way_to_the_next(choose):
     ("found", "reason"),
     [
         (declaring(remarks=("it lacks embed_input_ids(input_ids)",)), "it lacks embed_input_ids"),
-        (declaring(is_pooling_model=True, remarks=("it is a pooling model",)), "it is a pooling model"),
         (declaring(), "it does not say that it generates text"),
     ],
 )

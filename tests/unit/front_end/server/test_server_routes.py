@@ -160,9 +160,21 @@ def test_generation_routes_need_the_task(make_server, run):
 
     from hardpoint.front_end.server.app import build_app
 
-    paths = {route.path for route in build_app(argparse.Namespace(), ("embed",)).routes}
-    assert "/v1/models" in paths
-    assert not {"/v1/completions", "/v1/chat/completions"} & paths
+    generation, pooling = {"/v1/completions", "/v1/chat/completions"}, {"/v1/embeddings", "/score", "/pooling"}
+    for tasks, has in ((("embed",), pooling), (("generate",), generation)):
+        paths = build_app(argparse.Namespace(), tasks).openapi()["paths"].keys()
+        assert "/v1/models" in paths
+        assert paths & (generation | pooling) == has
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/classify", "/v1/score", "/v2/rerank"])
+def test_what_the_model_cannot_answer_is_said(make_server, run, path):
+    async def check():
+        answer = await (await make_server()).post(path, {"input": "a"})
+        assert answer.status_code == 501
+        assert "it supports generate; start the server with --runner pooling" in answer.json()["error"]["message"]
+
+    run(check())
 
 
 # -- developer routes ---------------------------------------------------------------------------------

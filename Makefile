@@ -1,6 +1,7 @@
 # make run    set up what is missing, then serve the default model at http://127.0.0.1:8000
 # make test   set up what is missing, then run every check and test
 # make check  the checks alone: format, lint, types, architecture, generated docs
+# make sanitize  build the linear kernels with address and undefined-behaviour checks and run them over all types
 # make clean  remove the environment and the caches of tools
 #
 # PYTHON=python3.12 picks the interpreter; ARGS="--port 9000" is passed to `hardpoint serve`.
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: run test check clean
+.PHONY: run test check sanitize clean
 
 run: $(VENV)/run.stamp
 	$(BIN)/hardpoint serve $(ARGS)
@@ -22,6 +23,10 @@ test: $(VENV)/test.stamp
 
 check: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py
+
+sanitize:
+	$(PYTHON) csrc/build.py build/check-kernels --check --sanitize
+	build/check-kernels
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"Hardpoint needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make $(MAKECMDGOALS) PYTHON=python3.12" if v < (3, 11) else 0)'

@@ -31,6 +31,8 @@ AVX512 = (
     # Some compilers' own AVX-512 headers set off these two.
     "-Wno-uninitialized", "-Wno-maybe-uninitialized",
 )  # fmt: skip
+# What check.cpp needs of the rest.
+CHECKED = ("api.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "check.cpp")
 NEON = ("-march=armv8.2-a+dotprod",)
 TARGETS = {
     "x86_64": {
@@ -77,7 +79,10 @@ def build(output: Path, sanitize: bool = False, check: bool = False, target: str
         # Compilers take minutes to put checks into this one, which is the same templates as for narrower registers.
         special = {name: flags for name, flags in special.items() if name != "kernels_avx512.cpp"}
         more = (*more, "-DHARDPOINT_NO_AVX512_KERNELS")
-    files = {**dict.fromkeys(COMMON, ()), **special, **({"check.cpp": ()} if check else {})}
+    files = {**dict.fromkeys(COMMON, ()), **special}
+    if check:
+        kernels = {name: flags for name, flags in files.items() if name.startswith("kernels_")}
+        files = {**dict.fromkeys(CHECKED, ()), **kernels}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as folder:
         objects = [str(Path(folder, f"{name}.o")) for name in files]

@@ -147,7 +147,7 @@ VARIABLES = (
     Variable("HARDPOINT_PLUGINS_DENY", _words, None, "comma list of plugin names that must not load, whatever VLLM_PLUGINS says"),
     Variable("HARDPOINT_PLUGIN_POLICY", _choice("compatible", "strict"), "compatible", "compatible, or strict: every plugin skip stops the process"),
     Variable("HARDPOINT_PLUGIN_CONFIG", str, None, 'settings of plugins as JSON, such as {"acme": {"threshold": 0.5}}; --plugin-config adds to them'),
-    Variable("HARDPOINT_CPU_KERNELS", _choice("auto", "off", "avx512", "avx2", "generic"), "auto", "the compiled CPU kernels: auto, off (layers compute in torch), or the instruction set to use"),
+    Variable("HARDPOINT_CPU_KERNELS", _choice("auto", "off", "avx512", "avx2", "neon", "generic"), "auto", "the compiled CPU kernels: auto, off (layers compute in torch), or the instruction set to use"),
     Variable("HARDPOINT_LINK_KEY", str, None, "secret that an engine of --headless and its front end share, of at least 16 characters; needed between machines"),
     Variable("HARDPOINT_MAX_BODY_MB", int, 64, "largest request body, in MiB; 413 beyond"),
     Variable("HARDPOINT_LOGGING_FORMAT", _choice("text", "json"), "text", "text or json lines; set by --logging-config"),

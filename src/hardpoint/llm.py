@@ -153,9 +153,7 @@ class LLM(OfflinePooling):
 
         When one is not acceptable, none is added and the reason is raised.
         """
-        if mm_processor_kwargs:
-            raise NotImplementedError("media in prompts are not supported by this version")
-        listed = _as_list(prompts)
+        listed = [_with_options(prompt, mm_processor_kwargs) for prompt in _as_list(prompts)]
         count = len(listed)
         params = _per_prompt(
             self.get_default_sampling_params() if sampling_params is None else sampling_params, count, "sampling_params"
@@ -301,12 +299,11 @@ class LLM(OfflinePooling):
                 tools=tools,
                 chat_template_kwargs=chat_template_kwargs,
                 add_special_tokens=special,
+                mm_processor_kwargs=mm_processor_kwargs,
             )
             for conversation in conversations
         ]
-        return self.enqueue(
-            prompts, sampling_params, lora_request, priority, use_tqdm, tokenization_kwargs, mm_processor_kwargs
-        )
+        return self.enqueue(prompts, sampling_params, lora_request, priority, use_tqdm, tokenization_kwargs)
 
     # Calls.
 
@@ -387,6 +384,13 @@ class LLM(OfflinePooling):
 
 def _not_yet(method: str, what: str) -> NotImplementedError:
     return NotImplementedError(f"LLM.{method}: {what} is not supported by this version")
+
+
+def _with_options(prompt: Any, mm_processor_kwargs: dict[str, Any] | None) -> Any:
+    """A prompt with the call's options for its media, unless it has its own."""
+    if not mm_processor_kwargs or not isinstance(prompt, dict) or not prompt.get("multi_modal_data"):
+        return prompt
+    return {"mm_processor_kwargs": mm_processor_kwargs, **prompt}
 
 
 def _as_list(prompts: Prompts) -> list[Any]:

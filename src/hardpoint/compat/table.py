@@ -80,7 +80,8 @@ _PARALLEL = f"{_WORKER}.distributed.parallel_state"
 _LOADING = f"{_WORKER}.models.loading"
 
 # What a missing part waits for, in the words a plugin author sees.
-MULTIMODAL = "image input"
+VISION_LAYERS = "attention layers for media encoders"
+TOWER_ADAPTERS = "adapters on media encoders"
 MOE = "exchangeable expert kernels"
 MAMBA = "state-space models"
 MODELS = "more model architectures"
@@ -104,7 +105,7 @@ _LINEAR = _from(
 _MODEL_CONTRACTS = _from(
     f"{_CONTRACTS}.model",
     "HasInnerState HasNoOps IsAttentionFree IsHybrid MixtureOfExperts SupportsCrossEncoding SupportsLoRA SupportsMRoPE "
-    "SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops is_attention_free "
+    "MultiModalEmbeddings SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops is_attention_free "
     "is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal "
     "supports_pp supports_transcription",
 )
@@ -126,7 +127,7 @@ _ATTENTION = {
 _OLD_BACKEND_ENUM = {"_Backend": f"{_WORKER}.attention.registry:AttentionBackendEnum"}
 _ATTENTION_WAITS = {
     "MLAAttention": MODELS,
-    "MMEncoderAttention": MULTIMODAL,
+    "MMEncoderAttention": VISION_LAYERS,
     "CrossAttention": MODELS,
     "ChunkedLocalAttention": MODELS,
 }
@@ -279,7 +280,8 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.config.load": Entry(f"{_CONFIG}.sections.load"),
     "vllm.config.lora": Entry(names=_from(f"{_CONFIG}.sections", "LoRAConfig")),
     "vllm.config.multimodal": Entry(
-        names=_from(f"{_CONFIG}.sections", "MultiModalConfig"), waits={"MultiModalDummyOptions": MULTIMODAL}
+        names=_from(f"{_CONFIG}.sections", "MultiModalConfig")
+        | _from(f"{_CONTRACTS}.multimodal", "MultiModalDummyOptions")
     ),
     "vllm.config.kv_transfer": Entry(names=_from(f"{_CONFIG}.sections", "KVTransferConfig")),
     "vllm.config.pooler": Entry(names=_from(f"{_CONFIG}.sections", "PoolerConfig")),
@@ -309,7 +311,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.pooling_params": Entry(f"{_TYPES}.pooling_params"),
     "vllm.outputs": Entry(_OUTPUTS),
     "vllm.logprobs": Entry(f"{_TYPES}.logprobs"),
-    "vllm.inputs": Entry(names=_INPUTS, waits={"MultiModalDataDict": MULTIMODAL}),
+    "vllm.inputs": Entry(
+        names=_INPUTS | _from(f"{_TYPES}.multimodal", "MultiModalDataDict MultiModalUUIDDict mm_input")
+    ),
     "vllm.inputs.data": Entry(names=_INPUTS),
     "vllm.sequence": Entry(
         names=_from(f"{_CONTRACTS}.model", "IntermediateTensors")
@@ -327,7 +331,6 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.interfaces": Entry(
         names=_MODEL_CONTRACTS,
         waits={
-            "MultiModalEmbeddings": MULTIMODAL,
             "SupportsMambaPrefixCaching": MAMBA,
             "SupportsEagle": SPECULATION,
             "SupportsEagle3": SPECULATION,
@@ -342,8 +345,9 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.bert": Entry(f"{_WORKER}.models.bert"),
     "vllm.model_executor.models.roberta": Entry(f"{_WORKER}.models.bert"),
     "vllm.model_executor.models.config": Entry(f"{_CONFIG}.model_hooks"),
-    "vllm.model_executor.models.module_mapping": Waits(MULTIMODAL),
-    "vllm.model_executor.models.llava": Waits(MULTIMODAL),
+    "vllm.model_executor.models.module_mapping": Waits(TOWER_ADAPTERS),
+    "vllm.model_executor.models.llava": Entry(f"{_WORKER}.models.llava"),
+    "vllm.model_executor.models.clip": Entry(f"{_WORKER}.models.clip"),
     "vllm.model_executor.models.mistral": Entry(names=_from(f"{_WORKER}.models.llama", "MistralForCausalLM")),
     "vllm.model_executor.models.transformers": Entry(f"{_WORKER}.models.transformers_backend"),
     **{
@@ -570,7 +574,24 @@ MODULES: dict[str, Entry | Waits] = {
         waits=dict.fromkeys(("register_config_parser", "get_config"), "Hugging Face configuration parsers"),
     ),
     "vllm.renderers": Entry(names={"BaseRenderer": "hardpoint.front_end.inputs:InputProcessor"}),
-    "vllm.multimodal": Waits(MULTIMODAL),
+    "vllm.multimodal": Entry(
+        names=_from(f"{_CONTRACTS}.multimodal", "MULTIMODAL_REGISTRY MultiModalRegistry")
+        | _from(
+            f"{_TYPES}.multimodal", "MultiModalDataDict MultiModalKwargsItem MultiModalKwargsItems MultiModalUUIDDict"
+        )
+    ),
+    "vllm.multimodal.registry": Entry(f"{_CONTRACTS}.multimodal"),
+    "vllm.multimodal.inputs": Entry(f"{_TYPES}.multimodal"),
+    "vllm.multimodal.parse": Entry(
+        names=_from(
+            f"{_CONTRACTS}.multimodal",
+            "ImageProcessorItems ImageSize ModalityDataItems MultiModalDataItems MultiModalDataParser",
+        )
+    ),
+    "vllm.multimodal.processing": Entry(f"{_CONTRACTS}.multimodal {_CONTRACTS}.prompt_updates"),
+    "vllm.multimodal.profiling": Entry(
+        names=_from(f"{_CONTRACTS}.multimodal", "BaseDummyInputsBuilder ProcessorInputs")
+    ),
     "vllm.device_allocator": Waits(SLEEP),
     "vllm.v1.kv_offload": Waits(OFFLOAD),
     "vllm.v1.structured_output": Entry(

@@ -11,8 +11,9 @@ functions answer for a class or an instance and warn about half a declaration.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import nn
@@ -190,6 +191,10 @@ class HasNoOps(Protocol):
     has_noops: ClassVar[Literal[True]] = True
 
 
+# Per item [embeddings, hidden], or [items, embeddings, hidden].
+MultiModalEmbeddings: TypeAlias = list[torch.Tensor] | tuple[torch.Tensor, ...] | torch.Tensor
+
+
 @runtime_checkable
 class SupportsMultiModal(Protocol):
     """A model that takes media. Its class names their processor with `MULTIMODAL_REGISTRY.register_processor`."""
@@ -204,6 +209,21 @@ class SupportsMultiModal(Protocol):
         """What stands in a text for the `i`-th item (from 1) of a modality; ValueError for one it does not take."""
         raise NotImplementedError
 
+    @contextmanager
+    def _mark_language_model(self, vllm_config: Any, *, targets: Any = None) -> Iterator[None]:
+        """For the constructor: what is set as an attribute inside the block is the part that generates text."""
+        modules: dict[str, Any] = vars(self)["_modules"]
+        before = set(modules)
+        yield
+        made = [name for name in modules if name not in before]
+        if made:
+            vars(self)["_language_model_name"] = made[0]
+
+    @contextmanager
+    def _mark_tower_model(self, vllm_config: Any, modalities: Any) -> Iterator[None]:
+        """For the constructor: what is made inside the block looks at media."""
+        yield
+
     def embed_multimodal(self, **kwargs: object) -> Any:
         """The embeddings of items: per item [tokens, hidden], or [items, tokens, hidden].
 
@@ -212,8 +232,12 @@ class SupportsMultiModal(Protocol):
         raise NotImplementedError
 
     def get_language_model(self) -> nn.Module:
-        """The part that generates text."""
-        raise NotImplementedError
+        """The part that generates text: what the constructor marked as such."""
+        name = vars(self).get("_language_model_name")
+        if name is None:
+            raise NotImplementedError(f"{type(self).__qualname__} lacks get_language_model()")
+        found: nn.Module = vars(self)["_modules"][name]
+        return found
 
     def embed_input_ids(
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None

@@ -8,9 +8,9 @@ finds their places in the prompt (`BaseMultiModalProcessor`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from hardpoint.contracts.prompt_updates import (
     PromptIndexTargets,
@@ -38,9 +38,13 @@ __all__ = [
     "BaseDummyInputsBuilder",
     "BaseMultiModalProcessor",
     "BaseProcessingInfo",
+    "ImageProcessorItems",
+    "ImageSize",
     "InputProcessingContext",
+    "ModalityDataItems",
     "MultiModalDataItems",
     "MultiModalDataParser",
+    "MultiModalDummyOptions",
     "MultiModalRegistry",
     "Processed",
     "ProcessorInputs",
@@ -54,12 +58,53 @@ __all__ = [
 
 logger = init_logger(__name__)
 _C = TypeVar("_C")
+# Modality -> count, or an object with a count: the form of `--limit-mm-per-prompt`.
+MultiModalDummyOptions: TypeAlias = Mapping[str, Any]
 
 
-class MultiModalDataItems(dict[str, list[Any]]):
+class ImageSize(NamedTuple):
+    """Pixels."""
+
+    width: int
+    height: int
+
+
+class ModalityDataItems(list[Any]):
+    """The items of one modality."""
+
+    def get_count(self) -> int:
+        """How many."""
+        return len(self)
+
+    def get(self, index: int) -> Any:
+        """One of them."""
+        return self[index]
+
+    def get_all(self) -> list[Any]:
+        """All of them."""
+        return list(self)
+
+
+class ImageProcessorItems(ModalityDataItems):
+    """Images of pillow."""
+
+    def get_image_size(self, item_idx: int) -> ImageSize:
+        """The size of one."""
+        return ImageSize(*self[item_idx].size)
+
+
+_ITEMS: dict[str, type[ModalityDataItems]] = {"image": ImageProcessorItems}
+
+
+class MultiModalDataItems(dict[str, ModalityDataItems]):
     """Modality -> its items, parsed."""
 
-    def get_count(self, modality: str) -> int:
+    @classmethod
+    def of(cls, items: Mapping[str, Iterable[Any]]) -> MultiModalDataItems:
+        """Items by modality, each in the class of its modality."""
+        return cls({modality: _ITEMS.get(modality, ModalityDataItems)(listed) for modality, listed in items.items()})
+
+    def get_count(self, modality: str, *, strict: bool = True) -> int:
         """Items of a modality."""
         return len(self.get(modality, ()))
 
@@ -67,7 +112,7 @@ class MultiModalDataItems(dict[str, list[Any]]):
         """Modality -> its number of items."""
         return {modality: len(items) for modality, items in self.items()}
 
-    def get_items(self, modality: str, typ: Any = list) -> list[Any]:
+    def get_items(self, modality: str, typ: Any = list) -> Any:
         """Items of a modality; KeyError when there are none."""
         return self[modality]
 
@@ -76,15 +121,13 @@ class MultiModalDataParser:
     """Turns what callers give into items."""
 
     def parse_mm_data(self, mm_data: Mapping[str, Any]) -> MultiModalDataItems:
-        """Modality -> item or list of items, as lists; those without an item are left out."""
-        items = MultiModalDataItems()
-        for modality, given in mm_data.items():
-            if given is None:
-                continue
-            listed = list(given) if isinstance(given, (list, tuple)) else [given]
-            if listed:
-                items[modality] = listed
-        return items
+        """Modality -> item or list of items, as lists; modalities without an item are left out."""
+        listed = {
+            modality: list(given) if isinstance(given, (list, tuple)) else [given]
+            for modality, given in mm_data.items()
+            if given is not None
+        }
+        return MultiModalDataItems.of({modality: items for modality, items in listed.items() if items})
 
 
 @dataclass(frozen=True)
@@ -173,7 +216,7 @@ class BaseProcessingInfo(ABC):
         """Modality -> tokens of the largest item; None: found by processing the dummy inputs."""
         return None
 
-    def validate_mm_processor_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+    def validate_mm_processor_kwargs(self, kwargs: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Refuse options the processor does not have; ValueError naming the first."""
 
 

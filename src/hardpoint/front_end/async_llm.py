@@ -436,7 +436,13 @@ class AsyncLLM(EngineCalls):
             done = self.output_processor.process_outputs(chunk, outputs.timestamp, stats)
             await self.engine_core.abort_requests_async(done.reqs_to_abort)
         if self.logger_manager is not None and (stats is not None or outputs.scheduler_stats is not None):
-            self.logger_manager.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
+            media = self.input_processor.media
+            self.logger_manager.record(
+                outputs.scheduler_stats,
+                stats,
+                mm_cache_stats=media.take_stats() if media is not None else None,
+                engine_idx=outputs.engine_index,
+            )
 
     def _end_with(self, error: Exception) -> None:
         if not isinstance(error, EngineDeadError):

@@ -35,7 +35,10 @@ class EngineCalls(EngineClient):
         return await self._call("reset_prefix_cache", reset_running_requests, reset_connector)
 
     async def reset_mm_cache(self) -> None:
-        """Drop cached media."""
+        """Drop cached media, here and in the engine."""
+        media = getattr(getattr(self, "input_processor", None), "media", None)
+        if media is not None:
+            media.reset()
         await self._call("reset_mm_cache")
 
     async def reset_encoder_cache(self) -> None:

@@ -247,7 +247,13 @@ class LLMEngine:
         done = self.output_processor.process_outputs(outputs.outputs, outputs.timestamp, stats)
         self.engine_core.abort_requests(done.reqs_to_abort)
         if self.logger_manager is not None and (stats is not None or outputs.scheduler_stats is not None):
-            self.logger_manager.record(outputs.scheduler_stats, stats, engine_idx=outputs.engine_index)
+            media = self.input_processor.media
+            self.logger_manager.record(
+                outputs.scheduler_stats,
+                stats,
+                mm_cache_stats=media.take_stats() if media is not None else None,
+                engine_idx=outputs.engine_index,
+            )
         return list(done.request_outputs)
 
     # Calls.
@@ -275,7 +281,9 @@ class LLMEngine:
         return self.engine_core.call_utility("reset_prefix_cache", reset_running_requests, reset_connector)
 
     def reset_mm_cache(self) -> None:
-        """Drop cached media."""
+        """Drop cached media, here and in the engine."""
+        if self.input_processor.media is not None:
+            self.input_processor.media.reset()
         self.engine_core.call_utility("reset_mm_cache")
 
     def reset_encoder_cache(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import msgspec
@@ -180,9 +181,7 @@ class MultiModalFieldConfig(msgspec.Struct, frozen=True):
     def flat_from_sizes(modality: str, size_per_item: Any, dim: int = 0) -> MultiModalFieldConfig:
         """So many rows per item."""
         ends = np.cumsum([0, *(int(size) for size in size_per_item)])
-        return MultiModalFieldConfig.flat(
-            modality, [slice(int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)], dim
-        )
+        return MultiModalFieldConfig.flat(modality, [slice(int(a), int(b)) for a, b in pairwise(ends)], dim)
 
     @staticmethod
     def shared(modality: str, batch_size: int) -> MultiModalFieldConfig:

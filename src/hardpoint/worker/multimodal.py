@@ -32,7 +32,6 @@ class MediaEncoder:
         self._width = model_config.get_inputs_embeds_size()
         self.wants_ids = bool(getattr(model, "requires_raw_input_tokens", False))
         self._device = device
-        self._embed = _embedding_method(model)
         self._features: dict[str, list[MultiModalFeatureSpec]] = {}
         self.outputs: dict[str, Tensor] = {}
 
@@ -67,7 +66,7 @@ class MediaEncoder:
         if feature.data is None:
             raise ValueError("the item came without data")
         given = {name: self._tensor(value) for name, value in feature.data.as_batch().items()}
-        made = self._embed(**given)
+        made = _embedding_method(self._model)(**given)
         if made is None or len(made) != 1:
             raise ValueError(f"the model made {0 if made is None else len(made)} embeddings of one item")
         output, rows = made[0], feature.mm_position.get_num_embeds()

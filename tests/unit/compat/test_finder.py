@@ -99,7 +99,7 @@ assert issubclass(Mine, ours)
         ("from vllm import no_such_name", "vllm.no_such_name is not part of Hardpoint's vllm alias"),
         ("from vllm.config import Nope", "vllm.config.Nope is not part of Hardpoint's vllm alias"),
         ("import vllm; vllm.config.Nope", "vllm.config.Nope is not part of Hardpoint's vllm alias"),
-        ("from vllm.multimodal import MULTIMODAL_REGISTRY", "waits for image input"),
+        ("import vllm.model_executor.models.module_mapping", "waits for adapters on media encoders"),
         ("import vllm.model_executor.layers.mamba.abstract", "waits for state-space models"),
         ("from vllm.config.cache import register_kv_cache_dtype", "waits for KV cache dtypes"),
     ],

@@ -15,7 +15,7 @@ from hardpoint.errors import ConfigError, VLLMValidationError
 # An image is this large at most: 192 MiB in memory. A small file may claim to be larger.
 MAX_PIXELS = 1 << 26
 # What is read. Formats that run other programs or scripts are not among them.
-_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 _MODES = ("RGB", "L")
 _MAX_SIDE = 1 << 13
 _MAX_RATIO = 200

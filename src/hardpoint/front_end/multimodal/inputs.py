@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -138,9 +138,8 @@ class MediaInputs:
                     value=len(listed),
                 )
         if "image" in items:
-            items["image"] = [
-                _as_image(item, number, io_options.get("image")) for number, item in enumerate(items["image"])
-            ]
+            images = (_as_image(item, number, io_options.get("image")) for number, item in enumerate(items["image"]))
+            items.update(MultiModalDataItems.of({"image": images}))
         return items
 
     def _name(self, modality: str, item: Any, options: Mapping[str, Any]) -> str:
@@ -156,13 +155,13 @@ class MediaInputs:
         made = MultiModalKwargsItems()
         for modality, listed in items.items():
             made[modality] = [
-                self._cache.get(name, lambda item=item, modality=modality: self._one(modality, item, options))
+                self._cache.get(name, partial(self._one, modality, item, options))
                 for name, item in zip(names[modality], listed, strict=True)
             ]
         return made
 
     def _one(self, modality: str, item: Any, options: Mapping[str, Any]) -> MultiModalKwargsItem:
-        made = self.processor.process_items(MultiModalDataItems({modality: [item]}), options).get(modality, [])
+        made = self.processor.process_items(MultiModalDataItems.of({modality: [item]}), options).get(modality, [])
         if len(made) != 1:
             raise ValueError(f"the processor made {len(made)} items of one {modality}")
         return made[0]

@@ -24,6 +24,7 @@ class LoggingStatLogger(StatLoggerBase):
         self.vllm_config = vllm_config
         self.engine_index = engine_index
         self.prefix_caching_metrics = CachingMetrics()
+        self.mm_caching_metrics = CachingMetrics()
         self.last_scheduler_stats = SchedulerStats()
         self._was_idle = False
         self._start_interval()
@@ -52,6 +53,8 @@ class LoggingStatLogger(StatLoggerBase):
         if scheduler_stats is not None:
             self.prefix_caching_metrics.observe(scheduler_stats.prefix_cache_stats)
             self.last_scheduler_stats = scheduler_stats
+        if mm_cache_stats is not None:
+            self.mm_caching_metrics.observe(mm_cache_stats)
 
     def log(self) -> None:
         """Write the figures since the last call."""
@@ -66,6 +69,8 @@ class LoggingStatLogger(StatLoggerBase):
             f"KV cache {stats.kv_cache_usage * 100:.1f} % used",
             f"prefix cache {self.prefix_caching_metrics.hit_rate * 100:.1f} % hit",
         ]
+        if not self.mm_caching_metrics.empty:
+            parts.append(f"media cache {self.mm_caching_metrics.hit_rate * 100:.1f} % hit")
         if self._preemptions:
             parts.append(f"{self._preemptions} preemptions")
         # One line after the last work shows the figures going to zero; then quiet.

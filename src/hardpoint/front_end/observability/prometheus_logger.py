@@ -71,6 +71,10 @@ _RESIDENCY_ROWS = (
     _Row("histogram", "kv_block_idle_before_evict_seconds", "Last use to eviction", buckets="kv_cache_residency"),
     _Row("histogram", "kv_block_reuse_gap_seconds", "Gap between uses of a block", buckets="kv_cache_residency"),
 )
+_MEDIA_ROWS = (
+    _Row("counter", "mm_cache_queries", "Items of media looked up among those processed before"),
+    _Row("counter", "mm_cache_hits", "Items of media found there"),
+)
 _CORRUPTED_ROW = _Row("counter", "corrupted_requests", "Requests with NaN logits")
 # What a finished request adds: metric -> the figure, None where it has none.
 _FINISHED: tuple[tuple[str, Callable[[FinishedRequestStats], float | None]], ...] = (
@@ -114,6 +118,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         self._with_nans = envs.VLLM_COMPUTE_NANS_IN_LOGITS
         rows = _ROWS + (_RESIDENCY_ROWS if self._with_residency else ())
         rows += (_CORRUPTED_ROW,) if self._with_nans else ()
+        rows += _MEDIA_ROWS if vllm_config.model_config.multimodal_config is not None else ()
         families_made = {row.name: self._make(row, _COMMON + row.labels) for row in rows}
         self._split = {row.name: families_made[row.name] for row in rows if row.labels}
         # Children of unlabelled rows are looked up once: this is called at every step.
@@ -189,6 +194,9 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
             self._record_scheduler(scheduler_stats, engine_idx)
         if iteration_stats is not None:
             self._record_iteration(iteration_stats, engine_idx)
+        if mm_cache_stats is not None:
+            self._of[engine_idx]["mm_cache_queries"].inc(mm_cache_stats.queries)
+            self._of[engine_idx]["mm_cache_hits"].inc(mm_cache_stats.hits)
 
     def _record_scheduler(self, stats: SchedulerStats, engine: int) -> None:
         of, labels = self._of[engine], self._labels[engine]

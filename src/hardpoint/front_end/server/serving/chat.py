@@ -104,6 +104,7 @@ class ChatService:
             result = output
         assert result is not None, "the engine ended a request without an output"
         usage = UsageCount(self._context.settings)
+        usage.saw_media(job.prompts)
         usage.saw_prompt(0, result)
         scores, choices = self._scores(request), []
         for one in sorted(result.outputs, key=lambda one: one.index):
@@ -159,6 +160,7 @@ class ChatService:
         context = self._context
         include_usage, continuous = stream_usage(request, context.settings)
         usage, scores = UsageCount(context.settings), self._scores(request)
+        usage.saw_media(job.prompts)
         readers = [job.reader(choice) for choice in range(job.params[0].n)]
         waiting = [_Delta() for _ in readers]
         last: RequestOutput | None = None

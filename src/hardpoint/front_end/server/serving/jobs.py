@@ -185,6 +185,12 @@ class UsageCount:
         self._prompts: dict[int, tuple[int, int | None]] = {}
         self._outputs: dict[int, int] = {}
         self._reasoning: dict[int, int] = {}
+        self._media: dict[str, int] = {}
+
+    def saw_media(self, prompts: list[TokenPrompt]) -> None:
+        """Note how many prompt tokens stand for media."""
+        for feature in (feature for prompt in prompts for feature in prompt.features or ()):
+            self._media[feature.modality] = self._media.get(feature.modality, 0) + feature.mm_position.length
 
     def saw_prompt(self, index: int, output: RequestOutput) -> None:
         """Note the prompt of an output; the first to know about cached tokens counts."""
@@ -216,8 +222,9 @@ class UsageCount:
             counts = self._reasoning.values() if choice is None else [self._reasoning.get(choice, 0)]
             usage["completion_tokens_details"] = {"reasoning_tokens": sum(counts)}
         cached = [count for _, count in prompts if count is not None]
-        if self._details and cached:
-            usage["prompt_tokens_details"] = {"cached_tokens": sum(cached)}
+        if self._details and (cached or self._media):
+            details: dict[str, Any] = {"cached_tokens": sum(cached)} if cached else {}
+            usage["prompt_tokens_details"] = details | ({"multimodal_tokens": self._media} if self._media else {})
         return usage
 
 

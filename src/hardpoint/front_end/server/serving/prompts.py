@@ -101,15 +101,15 @@ class PromptMaker:
         if settings.exclude_tools_when_tool_choice_none and getattr(request, "tool_choice", None) == "none":
             tools = []
         own_options = {
-            "mm_processor_kwargs": request.mm_processor_kwargs or None,
-            "media_io_kwargs": request.media_io_kwargs or None,
+            name: getattr(request, name, None) or None for name in ("mm_processor_kwargs", "media_io_kwargs")
         }
         self._check_media_options(own_options)
-        length = sum(_length(message.get("content")) for message in request.messages)
+        messages: list[Any] = list(request.messages or ())
+        length = sum(_length(message.get("content")) for message in messages)
         return await _beside(
             length,
             self._render,
-            request.messages,
+            messages,
             **own_options,
             chat_template=request.chat_template or self._context.chat_template,
             chat_template_content_format=settings.chat_template_content_format,

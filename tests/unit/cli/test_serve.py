@@ -55,8 +55,8 @@ def test_every_flag_is_in_the_arguments(handed):
 
 
 def test_refused_flags_end_before_anything_starts(handed, capsys):
-    assert main(["serve", "--enable-lora"]) == 2
-    assert "--enable-lora is refused: adapters are not supported yet" in capsys.readouterr().err
+    assert main(["serve", "--fully-sharded-loras"]) == 2
+    assert "--fully-sharded-loras is refused: each rank keeps the halves" in capsys.readouterr().err
     assert main(["serve", "--grpc"]) == 2
     assert "does not apply to this engine" in capsys.readouterr().err
     assert not handed
@@ -83,6 +83,7 @@ def test_help_is_grouped_and_mentions_the_configuration_file():
         "Scheduler:",
         "LoRA:",
         "Multimodal:",
+        "Structured outputs, reasoning, tools:",
         "Observability and logging:",
         "Compilation and general:",
         "Hardpoint:",

@@ -120,7 +120,8 @@ def test_what_makes_no_sense_is_one_clear_error(parse, words, text):
 @pytest.mark.parametrize(
     "words",
     [
-        ["--enable-lora"],
+        ["--fully-sharded-loras"],
+        ["--default-mm-loras", '{"image": "x"}'],
         ["--nnodes", "2"],
         ["-dcp", "2"],
         ["--speculative-config", "{}"],
@@ -219,7 +220,7 @@ def test_command_line_wins_over_the_file(parse, file):
         ("a: [", "is not YAML"),
         ("!!python/object/apply:os.system ['true']", "is not YAML"),
         ("port: x", "--port"),
-        ("enable-lora: true", "--enable-lora is refused"),
+        ("grpc: true", "--grpc is refused"),
     ],
 )
 def test_a_bad_file_is_one_clear_error(parse, tmp_path, content, text):

@@ -182,10 +182,8 @@ def test_a_configuration_without_a_model_settles_too(probe):
 
 
 def test_sections_of_features_that_are_missing_are_refused(probe):
-    from hardpoint.config.sections import LoRAConfig, SpeculativeConfig
+    from hardpoint.config.sections import SpeculativeConfig
 
-    with pytest.raises(ConfigError, match="lora_config is LoRAConfig"):
-        VllmConfig(lora_config=LoRAConfig())
     with pytest.raises(ConfigError, match="speculative decoding is not supported yet"):
         VllmConfig(speculative_config=SpeculativeConfig(method="ngram"))
 

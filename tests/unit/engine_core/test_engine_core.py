@@ -72,7 +72,7 @@ def refused(name: str, prompt: list[int] | None = None, **changes):
     [
         refused("prompt embeddings", prompt_embeds=[[0.0]]),
         refused("media in prompts", mm_features=["image"]),
-        refused("LoRA adapters", lora_request=LoRARequest("a", 1, "/a")),
+        refused("without adapters", lora_request=LoRARequest("a", 1, "/a")),
         refused("streamed input", resumable=True),
         refused("KV cache hints", kv_hints={"x": 1}),
         refused("KV transfer parameters", sampling_params=SamplingParams(extra_args={"kv_transfer_params": {"a": 1}})),
@@ -250,9 +250,6 @@ def test_what_is_not_there_is_refused_by_name():
     for call, name in (
         (lambda: core.sleep(), "sleep mode"),
         (lambda: core.wake_up(), "sleep mode"),
-        (lambda: core.add_lora(LoRARequest("a", 1, "/a")), "LoRA"),
-        (lambda: core.remove_lora(1), "LoRA"),
-        (lambda: core.pin_lora(1), "LoRA"),
     ):
         with pytest.raises(NotImplementedError, match=f"{name}.* not supported"):
             call()

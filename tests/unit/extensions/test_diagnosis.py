@@ -60,7 +60,7 @@ def test_a_boot_that_hangs_or_dies_names_what_was_running():
 
 
 def test_what_goes_to_a_planned_registry_is_a_note():
-    planned = entry("warn", "lora_resolvers", "disk", detail="noted")
+    planned = entry("warn", "sleep_mode_backends", "disk", detail="noted")
     other = entry("warn", "VLLM_PLUGINS", "typo", detail="matches nothing")
     assert [severity for severity, *_ in found(healthy("worker", planned, other))] == ["warning", "note"]
 

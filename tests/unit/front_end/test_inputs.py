@@ -10,7 +10,7 @@ import pytest
 
 from hardpoint import platforms
 from hardpoint.config.hf_config import HFConfig
-from hardpoint.config.sections import ModelConfig, StructuredOutputsConfig
+from hardpoint.config.sections import LoRAConfig, ModelConfig, StructuredOutputsConfig
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.types.lora_request import LoRARequest
@@ -38,6 +38,7 @@ def config(
         scheduler_config=SimpleNamespace(policy=policy, stream_interval=stream_interval),
         parallel_config=SimpleNamespace(data_parallel_size=2),
         speculative_config=None,
+        lora_config=None,
         structured_outputs_config=StructuredOutputsConfig(),
         kv_transfer_config=None,
         ec_transfer_config=None,
@@ -294,7 +295,7 @@ def test_other_kinds_of_parameters_are_refused(processor, params, words):
 
 
 def test_requests_for_what_this_version_lacks_are_refused(processor):
-    refused(processor, "lora_request", lora_request=LoRARequest("a", 1, "/a"))
+    refused(processor, "lora_request", match="--enable-lora", lora_request=LoRARequest("a", 1, "/a"))
     refused(processor, "kv_hints", kv_hints={})
 
 
@@ -390,3 +391,31 @@ def test_a_schema_travels_as_text(processor):
     _, request = processor.process_inputs("r", "Hello", params)
     assert json.loads(request.sampling_params.structured_outputs.json) == schema
     assert params.structured_outputs.json == schema, "the caller's own object is left alone"
+
+
+def test_the_files_of_an_adapter_have_a_place(smollm2, tmp_path, monkeypatch):
+    settings = config()
+    settings.lora_config = LoRAConfig()
+    processor = InputProcessor(settings, smollm2, [])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    adapter = LoRARequest("a", 1, "mine", "base")
+    found = process(processor, lora_request=adapter).lora_request
+    assert (found.lora_name, found.lora_int_id, found.lora_path) == ("a", 1, str(tmp_path / "mine"))
+    assert found.base_model_name == "base"
+    refused(processor, "lora_request", match="neither a folder nor", lora_request=LoRARequest("a", 1, "/no/where"))
+    asked = []
+
+    def fetch(repo_id, allow_patterns):
+        asked.append((repo_id, allow_patterns))
+        if "absent" in repo_id:
+            raise OSError("secret")
+        return str(tmp_path / "mine")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    found = process(processor, lora_request=LoRARequest("a", 1, "owner/repo")).lora_request
+    assert found.lora_path == str(tmp_path / "mine")
+    assert asked == [("owner/repo", ["adapter_config.json", "adapter_model.safetensors"])]
+    refused(
+        processor, "lora_request", match="did not give it: OSError", lora_request=LoRARequest("a", 1, "owner/absent")
+    )

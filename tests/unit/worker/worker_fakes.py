@@ -56,6 +56,7 @@ def fake_config(max_num_seqs=8, logits_processors=None, **model):
         compilation_config=SimpleNamespace(static_forward_context={}),
         cache_config=SimpleNamespace(cache_dtype="auto"),
         load_config=SimpleNamespace(load_format="auto"),
+        lora_config=None,
     )
 
 

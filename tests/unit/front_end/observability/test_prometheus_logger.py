@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import time
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hardpoint.config.sections import LoRAConfig
 from hardpoint.errors import ConfigError
 from hardpoint.front_end.observability.buckets import FAMILIES, families, request_tokens
 from hardpoint.front_end.observability.caching import CachingMetrics
@@ -35,6 +37,7 @@ def make_config(name="served", **observability):
     return SimpleNamespace(
         model_config=SimpleNamespace(model="m", served_model_name=[name, "other"], max_model_len=64),
         cache_config=CacheConfig(),
+        lora_config=None,
         observability_config=SimpleNamespace(**given),
     )
 
@@ -269,3 +272,30 @@ def test_hit_rate_covers_recent_requests():
     assert metrics.hit_rate == 1.0
     metrics.observe(PrefixCacheStats(reset=True))
     assert metrics.empty
+
+
+def test_adapters_are_shown_as_they_are_now_only():
+    engine = make_config("lora")
+    engine.lora_config = LoRAConfig(max_loras=3)
+    logger = PrometheusStatLogger(engine, [0, 1])
+
+    def shown() -> list[tuple[str, str]]:
+        """(waiting, running) of each series."""
+        found = []
+        for (name, labels), value in scraped().items():
+            if name == "vllm:lora_requests_info":
+                assert dict(labels)["max_lora"] == "3"
+                assert value == pytest.approx(time.time(), abs=60)
+                found.append((dict(labels)["waiting_lora_adapters"], dict(labels)["running_lora_adapters"]))
+        return found
+
+    try:
+        logger.record(SchedulerStats(waiting_lora_adapters={"c": 1}, running_lora_adapters={"b": 2, "a": 1}), None)
+        assert shown() == [("c", "a,b")]
+        for engine_idx in (0, 1):
+            logger.record(SchedulerStats(), None, engine_idx=engine_idx)
+        assert shown() == [("", "")]
+        logger.record(SchedulerStats(running_lora_adapters={"a": 1}), None, engine_idx=1)
+        assert sorted(shown()) == [("", ""), ("", "a")]
+    finally:
+        logger.close()

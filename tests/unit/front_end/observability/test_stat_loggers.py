@@ -35,6 +35,7 @@ def make_config(**changes):
     config = SimpleNamespace(
         model_config=SimpleNamespace(model="m", served_model_name="served", max_model_len=64),
         cache_config=CacheConfig(),
+        lora_config=None,
         observability_config=SimpleNamespace(custom_histogram_buckets=None, kv_cache_metrics=False),
     )
     for name, value in changes.items():

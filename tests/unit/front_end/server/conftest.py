@@ -78,6 +78,7 @@ def _vllm_config(tokenizer: Tokenizer, **changes: Any) -> Any:
         parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, data_parallel_size=1),
         structured_outputs_config=StructuredOutputsConfig(),
         speculative_config=None,
+        lora_config=None,
         kv_transfer_config=None,
         ec_transfer_config=None,
     )

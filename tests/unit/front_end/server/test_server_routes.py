@@ -298,13 +298,13 @@ def test_server_info_hides_secrets(dev_server, run, monkeypatch):
     run(check())
 
 
-def test_lora_routes_refuse(make_server, run, monkeypatch):
+def test_lora_routes_refuse_where_there_are_no_adapters(make_server, run, monkeypatch):
     async def check():
         assert (await (await make_server()).post("/v1/load_lora_adapter", {})).status_code == 404
         monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
         server = await make_server()
-        for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-            assert (await server.post(path, {"lora_name": "a", "lora_path": "/b"})).status_code == 501
+        for path, status in (("/v1/load_lora_adapter", 400), ("/v1/unload_lora_adapter", 404)):
+            assert (await server.post(path, {"lora_name": "a", "lora_path": "/b"})).status_code == status
 
     run(check())
 

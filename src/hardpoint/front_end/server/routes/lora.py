@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import PlainTextResponse
 
@@ -11,7 +13,7 @@ from hardpoint.front_end.server.protocol.base import ErrorResponse
 from hardpoint.front_end.server.routes.common import context_of, require_json
 
 router = APIRouter(dependencies=[Depends(require_json)])
-_ERRORS = {400: {"model": ErrorResponse}, 404: {"model": ErrorResponse}}
+_ERRORS: dict[int | str, dict[str, Any]] = {400: {"model": ErrorResponse}, 404: {"model": ErrorResponse}}
 
 
 @router.post("/v1/load_lora_adapter", response_class=PlainTextResponse, responses=_ERRORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
@@ -104,7 +105,7 @@ class ServedAdapters:
             if known is None:
                 raise not_found(f"The lora adapter '{name[:200]}' cannot be found.", "lora_name")
             try:
-                await self._engine.remove_lora(known.lora_int_id)
+                await cast("Any", self._engine).remove_lora(known.lora_int_id)
             except ConfigError as error:
                 # Requests have it still: it leaves memory when room is needed.
                 logger.info("adapter %r: %s", name, error.what)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tiny_llava import TOKENS, VISION, data_url, expected_logits, picture, write_tiny_llava
 
 from hardpoint.contracts.multimodal import (
     MULTIMODAL_REGISTRY,
@@ -24,6 +23,7 @@ from hardpoint.types.multimodal import MultiModalFieldConfig
 from hardpoint.types.sampling_params import SamplingParams
 from hardpoint.worker.models.llava import LlavaForConditionalGeneration
 from hardpoint.worker.models.registry import ModelRegistry
+from tiny_llava import TOKENS, VISION, data_url, expected_logits, picture, write_tiny_llava
 
 SIDE = VISION["image_size"]
 SIZES: dict[str, Any] = {
@@ -102,7 +102,9 @@ def test_cached_prefixes_know_their_images(checkpoint, chunked):
     # Up to the block in which the image begins.
     assert other.num_cached_tokens == before // 8 * 8
     stats = chunked.llm_engine.input_processor.media.take_stats()
-    assert stats is not None and stats.hits >= 1 and stats.queries > stats.hits
+    assert stats is not None
+    assert stats.hits >= 1
+    assert stats.queries > stats.hits
 
 
 def test_chats_hold_images_where_they_stand(checkpoint, chunked):

@@ -118,7 +118,7 @@ class PrometheusStatLogger(AggregateStatLoggerBase):
         self._with_nans = envs.VLLM_COMPUTE_NANS_IN_LOGITS
         rows = _ROWS + (_RESIDENCY_ROWS if self._with_residency else ())
         rows += (_CORRUPTED_ROW,) if self._with_nans else ()
-        rows += _MEDIA_ROWS if vllm_config.model_config.multimodal_config is not None else ()
+        rows += _MEDIA_ROWS if getattr(vllm_config.model_config, "multimodal_config", None) is not None else ()
         families_made = {row.name: self._make(row, _COMMON + row.labels) for row in rows}
         self._split = {row.name: families_made[row.name] for row in rows if row.labels}
         # Children of unlabelled rows are looked up once: this is called at every step.

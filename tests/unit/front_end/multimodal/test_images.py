@@ -10,11 +10,11 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from tiny_llava import picture
 
 from hardpoint.errors import ConfigError
 from hardpoint.front_end.multimodal import images
 from hardpoint.front_end.multimodal.images import ClipImageProcessor, as_image, read_image
+from tiny_llava import picture
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:

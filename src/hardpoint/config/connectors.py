@@ -35,8 +35,10 @@ def check_connector(section: str, value: Any) -> None:
     Raises ConfigError (a ValueError) for a class that could not be a connector.
     """
     kind = next((kind for kind in _KINDS if kind.section == section), None)
-    given = value if isinstance(value, Mapping) else vars(value) if value is not None else {}
-    if kind is not None and given.get(kind.path) is not None:
+    if kind is None or value is None:
+        return
+    given = value if isinstance(value, Mapping) else vars(value)
+    if given.get(kind.path) is not None:
         connector_class(given, kind)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hardpoint.config.sections import CompilationMode
 from hardpoint.contracts.kv_cache import KVCacheConfig, KVCacheSpec
 from hardpoint.contracts.worker import CompilationTimes, WorkerBase
 from hardpoint.env import envs
@@ -92,9 +93,14 @@ class Worker(WorkerBase):
         self.model_runner.initialize_kv_cache(kv_cache_config)
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """Run once; nothing is compiled ahead."""
+        """Run once, which compiles the parts of the model that are to be; returns how long that took, in seconds."""
+        started = time.perf_counter()
         self.model_runner.warm_up()
-        return CompilationTimes(0.0, 0.0)
+        if self.compilation_config.mode in (None, CompilationMode.NONE):
+            return CompilationTimes(0.0, 0.0)
+        seconds = time.perf_counter() - started
+        logger.info("the model is compiled in %.1f s", seconds)
+        return CompilationTimes(seconds, 0.0)
 
     def update_max_model_len(self, max_model_len: int) -> None:
         """Take the length that was chosen to fit memory."""

@@ -20,6 +20,7 @@ from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.worker.loaders.registry import get_model_loader
 from hardpoint.worker.models.building import initialize_model
+from hardpoint.worker.models.compiling import compile_model
 from hardpoint.worker.quantization.resolve import get_quant_config
 
 logger = init_logger(__name__)
@@ -39,9 +40,11 @@ def get_model(
     choice that is not supported.
     """
     loader = get_model_loader(load_config or vllm_config.load_config)
-    return loader.load_model(
+    model = loader.load_model(
         vllm_config=vllm_config, model_config=model_config or vllm_config.model_config, prefix=prefix
     )
+    compile_model(model, vllm_config)
+    return model
 
 
 def load_with(loader: BaseModelLoader, vllm_config: VllmConfig, model_config: ModelConfig, prefix: str) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Marks model classes that may be compiled whole. This version never compiles one: the marks are checked and kept."""
+"""Marks model classes that may be compiled; `compiling` reads the marks of a loaded model."""
 
 from __future__ import annotations
 

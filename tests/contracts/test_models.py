@@ -8,6 +8,7 @@ from tiny_checkpoints import BASE, SMALL_GPT2, SMALL_OPT, build, save
 from hardpoint.extensions.registry import registry
 from hardpoint.testing import check_model
 from hardpoint.types.model_info import BUILT_IN_MODEL_INFO
+from tiny_llava import write_tiny_llava
 
 HEADS = {**BASE, "head_dim": 16}
 GEMMA = {**HEADS, "sliding_window": 20, "layer_types": ["sliding_attention", "full_attention"]}
@@ -41,3 +42,8 @@ GENERATING = [
 def test_built_in_models(name, tmp_path):
     folder = save(build(*CHECKPOINTS[name]), tmp_path)
     check_model(registry("models").load(name), folder, skip_tokenizer_init=True)
+
+
+def test_a_built_in_model_that_takes_media(tmp_path):
+    write_tiny_llava(tmp_path)
+    check_model(registry("models").load("LlavaForConditionalGeneration"), tmp_path, skip_tokenizer_init=True)

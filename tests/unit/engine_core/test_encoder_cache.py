@@ -100,6 +100,20 @@ def test_what_can_never_be_encoded_is_told():
     assert "at most 10" in str(media.why_impossible(request("a", ("x", 0, 11)), False))
 
 
+def encoded(media: MediaPlanner, live: list[Any]) -> set[str]:
+    """The items that a step's plan brings."""
+    by_name = {one.request_id: one for one in live}
+    plan = media.take_plan().items()
+    return {by_name[name].mm_features[number].identifier for name, numbers in plan for number in numbers}
+
+
+def needed(one: Any, count: int) -> set[str]:
+    """The items that the next `count` tokens of a request belong to."""
+    start, end = one.num_computed_tokens, one.num_computed_tokens + count
+    features = one.mm_features
+    return {item.identifier for item in features if item.mm_position.offset < end and item.mm_position.end > start}
+
+
 def test_random_steps_keep_the_books():
     """Whatever happens, the workers have what a step needs, and the room adds up."""
     chance = random.Random(4)
@@ -133,18 +147,9 @@ def test_random_steps_keep_the_books():
                 media.drop(victim[0])
                 victim[0].num_computed_tokens = 0
         there -= set(media.manager.get_freed_mm_hashes())
-        by_name = {one.request_id: one for one in live}
-        there |= {
-            by_name[name].mm_features[number].identifier
-            for name, numbers in media.take_plan().items()
-            for number in numbers
-        }
+        there |= encoded(media, live)
         for one, count in planned:
-            computed = one.num_computed_tokens
-            for feature in one.mm_features:
-                place = feature.mm_position
-                if place.offset < computed + count and place.end > computed:
-                    assert feature.identifier in there
+            assert needed(one, count) <= there
             one.num_computed_tokens += count
             media.release_computed(one)
         held = sum(sizes[name] for name in media.manager.cached)

@@ -122,7 +122,7 @@ class LlavaMultiModalProcessor(BaseMultiModalProcessor):
     ) -> MultiModalKwargsItems:
         """Prepare images."""
         processor = self.info.get_image_processor(**hf_processor_mm_kwargs)
-        images = mm_items.get("image", [])
+        images: list[Any] = list(mm_items.get("image", ()))
         made = {"pixel_values": np.stack([processor(image) for image in images])} if images else {}
         return MultiModalKwargsItems.from_hf_inputs(made, self._get_mm_fields_config(made, hf_processor_mm_kwargs))
 

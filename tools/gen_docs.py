@@ -16,6 +16,7 @@ from pathlib import Path
 
 import contract_docs
 import model_docs
+import proofs
 
 from hardpoint.compat.table import MODULES, Entry
 from hardpoint.config.flags import FRONT_END, Flag, reason
@@ -148,6 +149,16 @@ def platform_hooks() -> str:
     return table(header, [[name(row), row.moment, row.often, roles(row.roles)] for row in PLATFORM_HOOKS])
 
 
+def proof_table() -> str:
+    """The state of every row, and the test that shows it."""
+    lines = [
+        [kind, linked(row.key, f"`{row.key}`"), row.state.value, f"[{Path(test).name}](../../{test})"]
+        for kind, row in proofs.rows()
+        for test in [proofs.proof(row)]
+    ]
+    return table(("kind", "row", "state", "shown by"), lines)
+
+
 def ledger() -> str:
     """The table of ledger events."""
     return table(("event", "means"), [[f"`{kind}`", meaning] for kind, meaning in KIND_MEANINGS.items()])
@@ -220,6 +231,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "registries": registries,
         "config hooks": config_hooks,
         "platform hooks": platform_hooks,
+        "proofs": proof_table,
         "ledger": ledger,
     },
     "docs/reference/flags.md": {"supported flags": supported_flags, "refused flags": refused_flags},

@@ -30,7 +30,7 @@ def choose_compilation(config: VllmConfig, platform: Any) -> None:
     compilation = config.compilation_config
     compilation.check_custom_ops()
     if compilation.mode is None:
-        wanted = platform.is_cuda_alike() and config.optimization_level > 0 and config.model_config is not None
+        wanted = platform.compiles_by_default() and config.optimization_level > 0 and config.model_config is not None
         compilation.mode = CompilationMode.VLLM_COMPILE if wanted else CompilationMode.NONE
     if config.model_config is not None and config.model_config.enforce_eager:
         compilation.mode = CompilationMode.NONE

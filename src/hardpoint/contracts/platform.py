@@ -402,6 +402,16 @@ class Platform(metaclass=_PlatformType):
         return cls.simple_compile_backend
 
     @classmethod
+    def compiles_by_default(cls) -> bool:
+        """Ours: whether models are compiled unless the user says otherwise."""
+        return False
+
+    @classmethod
+    def compiles_triton(cls) -> bool:
+        """Ours: whether Triton compiles kernels for the device."""
+        return False
+
+    @classmethod
     def get_pass_manager_cls(cls) -> str:
         """Dotted name of the graph pass manager; empty when there is none."""
         return ""

@@ -92,6 +92,16 @@ class CudaPlatform(Platform):
         return cls.has_device_capability(89)
 
     @classmethod
+    def compiles_by_default(cls) -> bool:
+        """Yes."""
+        return True
+
+    @classmethod
+    def compiles_triton(cls) -> bool:
+        """Yes."""
+        return True
+
+    @classmethod
     def get_attn_backend_cls(
         cls, selected_backend: Any, attn_selector_config: Any, num_heads: int | None = None
     ) -> str:

@@ -52,7 +52,7 @@ class TritonAttentionBackend(PagedBackend):
         """Refuse where kernels can be neither compiled nor interpreted."""
         if importlib.util.find_spec("triton") is None:
             return "the package triton is not installed"
-        if platforms.current_platform.is_cuda_alike() or _interprets():
+        if platforms.current_platform.compiles_triton() or _interprets():
             return None
         return "Triton compiles for GPUs; on a processor set TRITON_INTERPRET=1 to run its slow interpreter"
 

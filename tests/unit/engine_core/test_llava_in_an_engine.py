@@ -74,6 +74,7 @@ def test_mixed_requests_in_chunks_answer_as_transformers(checkpoint, chunked):
         shown("<image>", 3),
         shown("twice <image>, the same <image>", 2, 2),
     ]
+    assert chunked.llm_engine.model_config.architecture == "LlavaForConditionalGeneration"
     outputs = chunked.generate(prompts, PARAMS, use_tqdm=False)
     for output, images in zip(outputs, ([1, 2], [], [3], [2, 2]), strict=True):
         check(checkpoint[0], output, images)

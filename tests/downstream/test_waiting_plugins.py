@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from downstream_packages import folder_of
 
-from hardpoint.compat.table import CONNECTORS, MAMBA, POOLING
+from hardpoint.compat.table import CONNECTORS, MAMBA
 
 
 class StillMissing(AssertionError):
@@ -75,23 +75,6 @@ SIZES = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
 }  # fmt: skip
-
-
-FACTORY = """
-name = sys.argv[1]
-register("vllm-factory", name)
-from vllm import ModelRegistry
-from vllm.plugins.io_processors import get_io_processor
-[point] = importlib.metadata.entry_points(group="vllm.io_processor_plugins", name=f"{name}_io")
-assert point.load()() and get_io_processor
-"""
-
-
-# Its moderncolbert part cannot be imported with the transformers the tests have, whatever the engine.
-@waits_for(POOLING)
-@pytest.mark.parametrize("part", ["embeddinggemma", "deberta_gliner", "modernbert_gliner_rerank"])
-def test_vllm_factory_registers_encoders_and_their_io_processors(part):
-    attempt("vllm-factory==0.2.1", FACTORY, POOLING, arguments=(part,))
 
 
 KVBLOCKD = """

@@ -29,6 +29,8 @@ def choose_async_scheduling(config: VllmConfig, device_type: str) -> None:
 
 def _obstacle(config: VllmConfig) -> str:
     parallel = config.parallel_config
+    if config.model_config is not None and config.model_config.runner_type == "pooling":
+        return "a pooling model makes no tokens to plan with"
     if parallel.pipeline_parallel_size > 1:
         return "with pipeline stages the first one does not know the tokens that the last one samples"
     backend = parallel.distributed_executor_backend

@@ -141,11 +141,13 @@ def _check_facts(config: HFConfig, origin: Path) -> None:
             fix="""name one with --hf-overrides '{"architectures": ["..."]}'""",
         )
     text = text_part(config)
+    # A plugin's model may say that it has no layers that keep something.
+    least = {"num_hidden_layers": 1 if all(map(_is_built_in, architectures)) else 0}
     for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         value = text.get(name) if isinstance(text, HFConfig) else getattr(text, name, None)
         if value is None:
             continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+        if isinstance(value, bool) or not isinstance(value, int) or not least.get(name, 1) <= value < 1 << 31:
             raise ModelFileError(
                 f"{origin}: {name!r} in the model's config is {value!r}, expected a positive number", code="model-facts"
             )

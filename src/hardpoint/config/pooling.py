@@ -91,8 +91,8 @@ def _check_generation(model: ModelConfig, entry: Entry, found: Inspection) -> tu
 
 
 def _unable(entry: Entry, found: Inspection, runner: str, why: str) -> ConfigError:
-    lacks = "; ".join(found.remarks) or why
     pools = found.info.is_pooling_model and runner == "generate"
+    lacks = "; ".join(found.remarks) or ("it is a pooling model and has no compute_logits" if pools else why)
     return ConfigError(
         f"model class {entry.name} ({found.path}) does not support --runner {runner}: {lacks}",
         code="model-runner",

@@ -497,9 +497,8 @@ def remarks_on(cls: type[nn.Module]) -> list[str]:
     remarks = [] if _takes_config(cls) else ["its constructor takes no vllm_config"]
     remarks += [f"it lacks {what}" for what in _lacks_of_model(cls)]
     pools = bool(getattr(cls, "is_pooling_model", False))
-    if not callable(getattr(cls, "compute_logits", None)):
-        why = "it is a pooling model and has no" if pools else "it lacks"
-        remarks.append(f"{why} compute_logits(hidden_states)")
+    if not pools and not callable(getattr(cls, "compute_logits", None)):
+        remarks.append("it lacks compute_logits(hidden_states)")
     halves = {"supports_pp": _lacks_of_stages(cls), "supports_lora": _lacks_of_adapters(cls)}
     return remarks + [f"it declares {name} but lacks {what}" for name, what in halves.items() if what]
 

@@ -119,7 +119,10 @@ def test_pooling_settings_win_and_dimensions_cut(save, start):
         llm.generate(PROMPTS[1], use_tqdm=False)
 
 
-@pytest.mark.parametrize(("kind", "config"), [("BertModel", "BertConfig"), ("XLMRobertaModel", "XLMRobertaConfig")])
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [("BertModel", "BertConfig"), ("RobertaModel", "RobertaConfig"), ("XLMRobertaModel", "XLMRobertaConfig")],
+)
 def test_an_encoder_embeds_with_its_first_token(save, start, kind, config):
     model, folder = save(kind, config, {**BERT, "pad_token_id": 1} if "Rob" in kind else BERT)
     llm = start(folder)
@@ -135,6 +138,7 @@ def test_an_encoder_embeds_with_its_first_token(save, start, kind, config):
     [
         ("BertForSequenceClassification", "BertConfig", {**BERT, "num_labels": 3}),
         ("RobertaForSequenceClassification", "RobertaConfig", {**BERT, "pad_token_id": 1, "num_labels": 3}),
+        ("XLMRobertaForSequenceClassification", "XLMRobertaConfig", {**BERT, "pad_token_id": 1, "num_labels": 3}),
         ("LlamaForSequenceClassification", "LlamaConfig", {**BASE, "num_labels": 3, "pad_token_id": 2}),
         ("Qwen3ForSequenceClassification", "Qwen3Config", {**BASE, "head_dim": 16, "num_labels": 3, "pad_token_id": 2}),
     ],

@@ -36,7 +36,7 @@ PATHS = (*EMBEDDINGS, *POOLING, *CLASSIFY, *SCORE, *RERANK)
 async def _answer(body: Any, http: Request, handle: Callable[[Any, Request], Awaitable[Any]]) -> Response:
     """Answer a request; the engine's work ends when the client leaves."""
     body = await context_of(http).hooks.admit(body, http)
-    answer = await unless_disconnected(http, handle(body, http))  # type: ignore[arg-type]
+    answer: Any = await unless_disconnected(http, handle(body, http))  # type: ignore[arg-type]
     if isinstance(answer, Response):
         return answer
     usage = getattr(answer, "usage", None)

@@ -81,6 +81,7 @@ _LOADING = f"{_WORKER}.models.loading"
 
 # What a missing part waits for, in the words a plugin author sees.
 VISION_LAYERS = "attention layers for media encoders"
+MEDIA_STEPS = "the inner steps of vLLM's media processors"
 TOWER_ADAPTERS = "adapters on media encoders"
 MOE = "exchangeable expert kernels"
 MAMBA = "state-space models"
@@ -346,7 +347,13 @@ MODULES: dict[str, Entry | Waits] = {
     "vllm.model_executor.models.roberta": Entry(f"{_WORKER}.models.bert"),
     "vllm.model_executor.models.config": Entry(f"{_CONFIG}.model_hooks"),
     "vllm.model_executor.models.module_mapping": Waits(TOWER_ADAPTERS),
-    "vllm.model_executor.models.llava": Entry(f"{_WORKER}.models.llava"),
+    "vllm.model_executor.models.llava": Entry(
+        f"{_WORKER}.models.llava",
+        names=_from(
+            "hardpoint.front_end.multimodal.llava",
+            "LlavaDummyInputsBuilder LlavaMultiModalProcessor LlavaProcessingInfo",
+        ),
+    ),
     "vllm.model_executor.models.clip": Entry(f"{_WORKER}.models.clip"),
     "vllm.model_executor.models.mistral": Entry(names=_from(f"{_WORKER}.models.llama", "MistralForCausalLM")),
     "vllm.model_executor.models.transformers": Entry(f"{_WORKER}.models.transformers_backend"),
@@ -589,6 +596,15 @@ MODULES: dict[str, Entry | Waits] = {
         )
     ),
     "vllm.multimodal.processing": Entry(f"{_CONTRACTS}.multimodal {_CONTRACTS}.prompt_updates"),
+    "vllm.multimodal.processing.processor": Entry(
+        f"{_CONTRACTS}.multimodal {_CONTRACTS}.prompt_updates",
+        waits=dict.fromkeys(
+            ("HFMultiModalInputs", "MultiModalProcessingResult", "MultiModalPromptUpdates", "PlaceholderFeaturesInfo"),
+            MEDIA_STEPS,
+        ),
+    ),
+    "vllm.multimodal.processing.context": Entry(f"{_CONTRACTS}.multimodal"),
+    "vllm.multimodal.processing.dummy_inputs": Entry(f"{_CONTRACTS}.multimodal"),
     "vllm.multimodal.profiling": Entry(
         names=_from(f"{_CONTRACTS}.multimodal", "BaseDummyInputsBuilder ProcessorInputs")
     ),

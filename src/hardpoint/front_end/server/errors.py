@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import msgspec
+import pydantic
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -141,7 +142,7 @@ def _dotted(location: Sequence[Any]) -> str | None:
 
 
 def _validation(error: Exception) -> Failure:
-    assert isinstance(error, RequestValidationError)
+    assert isinstance(error, RequestValidationError | pydantic.ValidationError)
     problems = list(error.errors())
     lines: list[str] = []
     param: str | None = None
@@ -162,7 +163,7 @@ def _validation(error: Exception) -> Failure:
 
 # First match wins, so a subclass stands before its base.
 _RULES: tuple[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[Exception], Failure]], ...] = (
-    (RequestValidationError, _validation),
+    ((RequestValidationError, pydantic.ValidationError), _validation),
     (HTTPException, _http),
     (AdmissionError, _admission),
     (VLLMValidationError, _bad_request),

@@ -103,7 +103,7 @@ def _blaming(hook: RequestHook) -> Iterator[None]:
     except RequestRefused as refusal:
         status = refusal.status if 400 <= refusal.status <= 599 else 400
         raise ApiError(refusal.message, status=status, kind=refusal.kind) from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         what = f"the request hook {type(hook).__qualname__} failed: {type(error).__name__}: {error}"
         logger.error("%s\n%s", what, "".join(traceback.format_exception(error)))
         ledger.record("fault", "request_hooks", type(hook).__qualname__, origin=origin, detail=what)
@@ -134,7 +134,7 @@ class _Text:
         rest = ""
         for index, (hook, one) in enumerate(self._filters):
             with _blaming(hook):
-                kept = one.finish()
+                kept = _text(one.finish())
             rest += self._through(kept, index + 1) if kept else ""
         return rest
 
@@ -143,8 +143,15 @@ class _Text:
             if not text:
                 break
             with _blaming(hook):
-                text = one.feed(text)
+                text = _text(one.feed(text))
         return text
+
+
+def _text(value: Any) -> str:
+    """What a filter returned, which must be a text: nothing may be lost without a word."""
+    if not isinstance(value, str):
+        raise TypeError(f"its filter returned {type(value).__name__}, not a text")
+    return value
 
 
 class AnswerTexts:

@@ -60,7 +60,7 @@ _FOREIGN: dict[str, Callable[[Any], bool]] = {
     "best_of": lambda v: v in (None, 1),
     "functions": _unset,
     "function_call": lambda v: v in (None, "none"),
-    "web_search_options": _unset,
+    "web_search_options": lambda v: v is None,
     "prediction": _unset,
 }
 

@@ -48,11 +48,10 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 async def _cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait until it has cleaned up."""
-    if not task.done():
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
-            await task
+    """Cancel a task and wait until it has cleaned up; what it raised is of no interest any more."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError, Exception):
+        await task
 
 
 class EventStream(Response):

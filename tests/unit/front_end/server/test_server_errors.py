@@ -131,7 +131,7 @@ def test_deep_values_in_free_fields_are_no_trouble(make_server, run):
         assert "half of a surrogate pair" in error_of(answer)["message"]
         lone = b'{"prompt": "x", "model": "\\ud800"}'
         answer = await server.http.post(PATH, content=lone, headers={"content-type": "application/json"})
-        assert (answer.status_code, error_of(answer)["param"]) == (404, "model")
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "model")
 
     run(check())
 

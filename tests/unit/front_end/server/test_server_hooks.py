@@ -215,3 +215,27 @@ def test_tokens_would_tell_what_a_filter_hides(make, run, path, asked):
         assert (await looking.post(path, {**BODIES[path], **asked})).status_code == 200
 
     run(check())
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("method", ["feed", "finish"])
+@pytest.mark.parametrize("kind", [None, 5, SystemExit], ids=str)
+def test_a_filter_that_returns_no_text_loses_none_unseen(make, run, path, stream, method, kind):
+    def odd(self, *args):
+        if kind is SystemExit:
+            raise SystemExit(3)
+        return kind
+
+    class Odd(RequestHook):
+        def text_filter(self, request, choice, channel):
+            return type("OddFilter", (Hide,), {method: odd})()
+
+    async def check():
+        server = await make(Odd)
+        answer = await server.post(path, {**BODIES[path], "stream": stream})
+        assert answer.status_code in (500, 200 if stream else 500)
+        reason = "SystemExit: 3" if kind is SystemExit else f"its filter returned {type(kind).__name__}, not a text"
+        assert f"Odd failed: {'' if kind is SystemExit else 'TypeError: '}{reason}" in answer.text
+
+    run(check())

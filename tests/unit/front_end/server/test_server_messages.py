@@ -228,3 +228,58 @@ def test_the_key_may_come_as_anthropics_clients_send_it(make, run):
             assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
 
     run(check())
+
+
+def test_a_call_that_was_named_waits_for_its_result_too(make, run):
+    async def check():
+        server = await make('{"at": "x"}' + EOS)
+        choice = {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look"}}
+        answer = await asked(server, **choice)
+        assert [block["type"] for block in answer["content"]] == ["tool_use"]
+        assert answer["stop_reason"] == "tool_use"
+        assert (await events_of(server, **choice))[-2]["delta"]["stop_reason"] == "tool_use"
+
+    run(check())
+
+
+def test_an_answer_that_the_client_began_goes_on(make, run):
+    async def check():
+        server = await make()
+        await asked(server, messages=[*USER, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}])
+        prompt = server.engine.tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
+        assert prompt == "<|user|>hi\n<|assistant|>It is"
+
+    run(check())
+
+
+def test_output_config_binds_the_text(make, run):
+    async def check():
+        server = await make()
+        schema = {"type": "object", "properties": {"a": {"type": "boolean"}}}
+        await asked(server, output_config={"format": {"type": "json_schema", "schema": schema}})
+        assert json.loads(server.engine.requests[-1].sampling_params.structured_outputs.json) == schema
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("stop_sequences", list("abcdefgh"), "stop_sequences takes at most 4 texts, got 8"),
+        ("stop_sequences", [""], "stop_sequences must not contain an empty text"),
+        ("mcp_servers", [{"type": "url"}], "mcp_servers is not supported by this server"),
+        ("container", "c", "container is not supported by this server"),
+        ("output_config", {"effort": "high"}, "reasoning_effort is not supported"),
+        ("top_p", 5, "top_p"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_in_its_name(make, run, field, value, words):
+    async def check():
+        server = await make()
+        answer = await server.post(PATH, {"model": "tiny", "max_tokens": 3, "messages": USER, field: value})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert "pydantic" not in answer.text
+        assert "ChatCompletionRequest" not in answer.text
+
+    run(check())

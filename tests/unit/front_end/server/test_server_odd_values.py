@@ -42,3 +42,34 @@ def test_no_value_is_a_server_fault(make_server, run, path):
         assert not server.engine.outputs.has_unfinished_requests()
 
     run(check())
+
+
+@pytest.mark.parametrize(
+    ("path", "rest", "param"),
+    [
+        ("chat/completions", '"tools": [{"type": "function", "function": {"name": "%s"}}]', "tools.0.function"),
+        ("chat/completions", '"structured_outputs": {"json": {"enum": ["x", "%s"]}}', "structured_outputs.json.enum"),
+        ("chat/completions", '"metadata": {"%s": 1}', "metadata"),
+        ("responses", '"input": "hi", "metadata": {"a": "%s"}', "metadata.a"),
+        ("messages", '"tools": [{"name": "f", "input_schema": {"%s": {}}}]', "tools.0.input_schema"),
+    ],
+)
+def test_half_a_surrogate_pair_is_refused_wherever_it_stands(make_server, run, path, rest, param):
+    async def check():
+        server = await make_server(config={"model_config__max_model_len": 4096})
+        base = json.dumps({"model": "tiny", "messages": BASE["messages"], "max_tokens": 2})[:-1]
+        for text in ("\\ud800", "\\uDE00 b"):
+            answer = await posted(server, f"{base}, {rest % text}}}")
+            assert answer.status_code == 400, answer.text
+            error = answer.json()["error"]
+            assert "surrogate" in error["message"]
+            assert path == "messages" or error["param"].startswith(param)
+        pair = "a \\ud83d\\ude00"
+        assert "surrogate" not in (await posted(server, f"{base}, {rest % pair}}}")).text
+
+    async def posted(server, body):
+        return await server.http.post(
+            f"/v1/{path}", content=body.encode(), headers={"content-type": "application/json"}
+        )
+
+    run(check())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
@@ -134,6 +135,20 @@ def test_error_of_one_ends_all(run):
             async for _ in merge([slow.run(), bad.run()]):
                 pass
         assert slow.closed
+
+    run(check())
+
+
+def test_errors_of_several_at_once_are_all_taken(run):
+    async def check():
+        complaints = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+        sources = [Source("", error=ValueError(f"no {i}")) for i in range(3)]
+        with pytest.raises(ValueError, match="no"):
+            async for _ in merge([source.run() for source in sources]):
+                pass
+        gc.collect()
+        assert not complaints
 
     run(check())
 

@@ -7,10 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.server.protocol.base import RequestBody, UsageInfo, random_id
 from hardpoint.front_end.server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest
 
+# Features of Anthropic's service whose silent loss would change what the client gets.
+_NOT_HERE = ("mcp_servers", "container", "context_management", "output_format")
 _BLOCKS_OF = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
@@ -46,6 +49,15 @@ def _messages(value: Any) -> list[dict[str, Any]]:
     return value
 
 
+def _stop_sequences(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > envs.VLLM_MAX_STOP_STRINGS:
+        what = f"stop_sequences takes at most {envs.VLLM_MAX_STOP_STRINGS} texts, got {len(value)}"
+        raise VLLMValidationError(what, parameter="stop_sequences")
+    if isinstance(value, list) and "" in value:
+        raise VLLMValidationError("stop_sequences must not contain an empty text", parameter="stop_sequences")
+    return value
+
+
 class MessagesTool(RequestBody):
     """A tool the model may call."""
 
@@ -70,6 +82,21 @@ class Thinking(RequestBody):
     budget_tokens: int | None = None
 
 
+class OutputFormat(RequestBody):
+    """What the text of the answer is bound to."""
+
+    type: Literal["json_schema"]
+    # Named so because `schema` is taken on every model.
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(RequestBody):
+    """How the answer is made."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
 class CountTokensRequest(RequestBody):
     """A conversation whose tokens are to be counted."""
 
@@ -87,6 +114,7 @@ class CountTokensRequest(RequestBody):
             "model": self.model,
             "messages": [*self._system(), *self._conversation()],
             "chat_template_kwargs": self._template_arguments(),
+            "continue_final_message": self._ends_with_words() or None,
             **self._tools(),
             **more,
         }
@@ -103,6 +131,12 @@ class CountTokensRequest(RequestBody):
             blocks = _blocks(message["content"], where)
             made += _assistant(blocks, where) if message["role"] == "assistant" else _told(message, blocks, where)
         return made
+
+    def _ends_with_words(self) -> bool:
+        """Whether the client has begun the answer, which then goes on from there."""
+        last = self.messages[-1]
+        blocks = _blocks(last["content"], "")
+        return last["role"] == "assistant" and bool(blocks) and all(block["type"] == "text" for block in blocks)
 
     def _template_arguments(self) -> dict[str, Any] | None:
         given = dict(self.chat_template_kwargs or {})
@@ -139,7 +173,8 @@ class MessagesRequest(CountTokensRequest):
 
     max_tokens: int = Field(ge=1)
     metadata: dict[str, Any] | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str] | None, BeforeValidator(_stop_sequences)] = None
+    output_config: OutputConfig | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
@@ -148,7 +183,11 @@ class MessagesRequest(CountTokensRequest):
 
     def as_chat(self) -> ChatCompletionRequest:
         """The same as a chat request. Raises VLLMValidationError for what it cannot say."""
+        for name, value in (self.__pydantic_extra__ or {}).items():
+            if name in _NOT_HERE and value:
+                raise VLLMValidationError(f"{name} is not supported by this server", parameter=name)
         return self.to_chat(
+            **self._output(),
             max_tokens=self.max_tokens,
             stop=self.stop_sequences,
             stream=self.stream,
@@ -157,6 +196,16 @@ class MessagesRequest(CountTokensRequest):
             top_k=self.top_k,
             request_id=self.request_id,
         )
+
+    def _output(self) -> dict[str, Any]:
+        config = self.output_config
+        if config is None:
+            return {}
+        made: dict[str, Any] = {"reasoning_effort": config.effort}
+        if config.format is not None:
+            schema = {"name": "output", "schema": config.format.json_schema}
+            made["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return made
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:

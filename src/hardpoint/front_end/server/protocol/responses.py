@@ -94,6 +94,7 @@ class ResponsesRequest(RequestBody):
         """Raise VLLMValidationError for a documented field that asks for what this server does not have."""
         for name, harmless in (
             ("prompt", self.prompt is None),
+            ("conversation", (self.__pydantic_extra__ or {}).get("conversation") is None),
             ("max_tool_calls", self.max_tool_calls is None),
             ("truncation", self.truncation != "auto"),
             ("top_logprobs", not self.top_logprobs),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email.message
+import re
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -10,13 +12,17 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.jobs import Job
 from hardpoint.front_end.server.streams import open_stream, unless_disconnected
 
+# How a JSON text has to write half of a surrogate pair; pairs match too.
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
 
 async def require_json(request: Request) -> None:
-    """Refuse a body that is not declared as JSON."""
+    """Refuse a body that is not declared as JSON, or has texts that no encoder takes."""
     header = email.message.Message()
     header["content-type"] = request.headers.get("content-type", "")
     if header.get_content_type() != "application/json":
@@ -29,6 +35,33 @@ async def require_json(request: Request) -> None:
                 }
             ]
         )
+    if _SURROGATE.search(await request.body()):
+        # Texts go many ways, and each would fail in another manner: prompt, schema, grammar, metadata.
+        _refuse_half_pairs(await request.json())
+
+
+def _refuse_half_pairs(body: Any) -> None:
+    """Raise VLLMValidationError for the first text of a JSON value with half of a surrogate pair."""
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        where, value = left.pop()
+        inner: Iterable[tuple[Any, Any]] = ()
+        texts = [value] if isinstance(value, str) else []
+        if isinstance(value, dict):
+            inner, texts = value.items(), list(value)
+        elif isinstance(value, list):
+            inner = enumerate(value)
+        if not all(map(_is_whole, texts)):
+            raise VLLMValidationError("a text of the request has half of a surrogate pair", parameter=where or None)
+        left += [(f"{where}.{key}".lstrip("."), one) for key, one in inner if isinstance(one, str | dict | list)]
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def context_of(request: Request) -> ServerContext:

@@ -149,6 +149,9 @@ def _input(arguments: str) -> dict[str, Any]:
 def _stopped(progress: Progress) -> tuple[str, str | None]:
     if progress.finish_reason == "stop" and isinstance(progress.stop_reason, str):
         return "stop_sequence", progress.stop_reason
+    if progress.finish_reason == "stop" and any(block.kind == CALL for block in progress.blocks.blocks):
+        # OpenAI says "stop" behind a call that the client named; here each call waits for its result.
+        return "tool_use", None
     return _STOP_REASONS.get(progress.finish_reason or "stop", "end_turn"), None
 
 

@@ -18,7 +18,16 @@ from hardpoint.errors import StartError
 from hardpoint.extensions.boot import boot, load_request_hooks, report_unused_settings
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
-from hardpoint.front_end.batch.files import InputFacts, Results, is_url, local_input, look_at, read_requests, upload
+from hardpoint.front_end.batch.files import (
+    InputFacts,
+    Results,
+    check_apart,
+    is_url,
+    local_input,
+    look_at,
+    read_requests,
+    upload,
+)
 from hardpoint.links.strays import end_strays, mark_run
 from hardpoint.log import configure, init_logger
 from hardpoint.processes.front_end import check_early, start_engine
@@ -47,6 +56,7 @@ def run(args: Namespace) -> int:
     with StopSignals() as signals, local_input(args.input_file, args.output_tmp_dir) as source:
         facts = look_at(source, _line_limit())
         output = _output_of(args)
+        check_apart(source, output)
         with closing(Results(output, _key(facts, args), args.no_resume)) as results:
             if results.answered:
                 logger.info("%d results of an earlier run are kept; --no-resume asks anew", len(results.answered))

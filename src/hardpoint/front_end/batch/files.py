@@ -6,6 +6,7 @@ the output until the last one is there, so that the output is whole or as it was
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -114,6 +115,17 @@ def look_at(path: Path, max_line_bytes: int) -> InputFacts:
         return InputFacts(count, hashlib.file_digest(file, "sha256").hexdigest())
 
 
+def check_apart(source: Path, output: Path) -> None:
+    """Raise ConfigError when the results would take the place of the requests."""
+    if output.exists() and output.samefile(source):
+        raise ConfigError(
+            f"the results would take the place of the requests in {source}",
+            code="batch-output",
+            origin="--output-file",
+            fix="name another file than --input-file",
+        )
+
+
 class Results:
     """The results of a run, in a file beside `output` until `publish` puts them in its place.
 
@@ -124,10 +136,13 @@ class Results:
         self.output = output
         self.partial = output.with_name(f"{output.name}.{key[:12]}.partial")
         try:
+            if output.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self.answered = {} if fresh else self._kept()
             self._file = self.partial.open("wb")
             for line in self.answered.values():
                 self._file.write(line)
+            self._file.flush()
         except OSError as error:
             raise _cannot_write(output, error) from None
 

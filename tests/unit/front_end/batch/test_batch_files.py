@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from hardpoint.errors import ConfigError
-from hardpoint.front_end.batch.files import BatchRequest, Results, local_input, look_at, read_requests
+from hardpoint.front_end.batch.files import BatchRequest, Results, check_apart, local_input, look_at, read_requests
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
 
@@ -110,3 +110,28 @@ def test_another_input_or_a_fresh_run_takes_nothing_over(tmp_path):
 def test_an_output_in_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         Results(tmp_path / "gone" / "out.jsonl", "key", fresh=False)
+
+
+def test_an_output_that_is_a_folder_is_refused_before_anything_is_asked(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be written to .*: Is a directory"):
+        Results(tmp_path, "key", fresh=False)
+
+
+def test_results_never_take_the_place_of_the_requests(tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("{}")
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for output in (source, tmp_path / "link.jsonl", tmp_path / "." / "in.jsonl"):
+        with pytest.raises(ConfigError, match="would take the place of the requests"):
+            check_apart(source, output)
+    check_apart(source, tmp_path / "out.jsonl")
+
+
+def test_what_an_earlier_run_left_is_on_the_disk_again_at_once(tmp_path):
+    output = tmp_path / "out.jsonl"
+    first = Results(output, "key-of-a-run", fresh=False)
+    first.add(request("ok"), response(200), None)
+    first.close()
+    second = Results(output, "key-of-a-run", fresh=False)
+    assert second.partial.read_bytes().count(b"\n") == 1
+    second.close()

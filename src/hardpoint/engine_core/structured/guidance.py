@@ -94,7 +94,11 @@ class GuidanceGrammar(SteppedGrammar):
     def _advance(self, token_id: int) -> bool:
         if token_id == self._end_token:
             return False
-        return self._matcher.try_consume_tokens([token_id]) == 1
+        if self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        if self._matcher.is_error():
+            raise GrammarError(self._matcher.get_error().strip())
+        return False
 
     def _take_back(self, num_tokens: int) -> None:
         if not self._matcher.rollback(num_tokens):
@@ -161,7 +165,8 @@ def _source(matcher: Any, kind: StructuredOutputOptions, spec: str, style: JsonS
         return matcher.grammar_from_regex(spec)
     if kind is StructuredOutputOptions.CHOICE:
         alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in json.loads(spec))
-        return matcher.grammar_from_lark(f"start: {alternatives}")
+        # One lexeme: as alternatives of the parser, each choice would be an item of its own in every row.
+        return matcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {alternatives}")
     if kind is StructuredOutputOptions.GRAMMAR:
         try:
             return load_ref("llguidance:grammar_from")("grammar", spec)

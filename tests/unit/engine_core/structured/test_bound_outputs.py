@@ -193,3 +193,10 @@ def test_the_constraint_begins_when_the_reasoning_is_over(tiny_llama, binds_all)
             rest = llm.get_tokenizer().decode(out.token_ids[thought + 1 :])
             assert out.finish_reason == "stop"
             assert re.fullmatch("[ab]{6}", rest)
+
+
+def test_thousands_of_choices(llm):
+    choices = [f"choice number {n}" for n in range(9_000)]
+    (output,) = run(llm, [wants(choice=choices)])
+    assert output.outputs[0].finish_reason == "stop"
+    assert output.outputs[0].text in choices

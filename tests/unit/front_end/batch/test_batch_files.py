@@ -113,7 +113,7 @@ def test_an_output_in_a_folder_that_is_not_there_is_refused(tmp_path):
 
 
 def test_an_output_that_is_a_folder_is_refused_before_anything_is_asked(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be written to .*: Is a directory"):
+    with pytest.raises(ConfigError, match=r"cannot be written to .*: Is a directory"):
         Results(tmp_path, "key", fresh=False)
 
 

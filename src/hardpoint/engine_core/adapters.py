@@ -151,12 +151,15 @@ class AdapterTable:
         if wanted.lora_int_id in self._loaded and not self._is_news(wanted):
             self._loaded.move_to_end(wanted.lora_int_id)
             return True
+        spare = None
         if wanted.lora_int_id not in self._loaded and len(self._loaded) >= self._room:
             spare = self._spare({*self._in_use(), *coming})
             if spare is None:
                 return False
-            self._drop(spare)
+        # One more than there is room for, for a moment: what cannot be loaded must not drive another out.
         self._load(wanted)
+        if spare is not None:
+            self._drop(spare)
         return True
 
     def _is_news(self, wanted: LoRARequest) -> bool:

@@ -18,7 +18,7 @@ namespace hardpoint {
 
 namespace {
 
-constexpr int32_t ABI = 2;
+constexpr int32_t ABI = 3;
 
 #if defined(__aarch64__)
 bool has_dot_products() {
@@ -127,8 +127,15 @@ int32_t hp_pack(int32_t type, const uint8_t* source, int64_t row_bytes, const in
 int32_t hp_lookup(const HpMatrix* matrix, int64_t columns, const int64_t* ids, int64_t count, float* out) {
     for (int64_t i = 0; i < count; ++i)
         if (ids[i] < 0 || ids[i] >= matrix->rows) return -1;
-    for (int64_t i = 0; i < count; ++i) unpack_row(matrix->type, matrix->packed, columns, ids[i], out + i * columns);
+    for (int64_t i = 0; i < count; ++i) read_row(*matrix, columns, ids[i], out + i * columns);
     return 0;
+}
+
+void hp_plain_linear(int32_t type, const uint8_t* weights, int64_t rows, int64_t columns, const float* x,
+                     int64_t x_stride, int64_t tokens, float* out, int64_t out_stride, const float* bias) {
+    const HpMatrix matrix{type, 1, rows, weights};
+    const HpLinear layer{columns, 1, &matrix};
+    hp_linear(&layer, x, x_stride, tokens, out, out_stride, bias);
 }
 
 void hp_linear(const HpLinear* layer, const float* x, int64_t x_stride, int64_t tokens, float* out, int64_t out_stride,

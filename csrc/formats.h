@@ -117,6 +117,9 @@ struct Kernels {
                       void* panel, const Output& out);
     void (*floating)(int32_t type, const uint8_t* group, int64_t columns, const float* x, int64_t x_stride,
                      int64_t tokens, const Output& out);
+    // The same for rows that stand one after another.
+    void (*plain)(int32_t type, const uint8_t* rows, int64_t columns, const float* x, int64_t x_stride,
+                  int64_t tokens, const Output& out);
 };
 
 // The instruction set in use.

@@ -15,7 +15,8 @@
 //             Before every eighth block of a K-quant stand 16 float16 factors of the scales, with minima
 //             16 more of the minima.
 //
-// F32, F16 and BF16 are stored as [group][column][16 rows]. Rows are filled up with zeros to whole groups.
+// F32, F16 and BF16 are stored as [group][column][16 rows]. Rows are filled up with zeros to whole groups. They may
+// also stay as they are, row after row, so that others can go on reading and writing them (`plain`).
 //
 // The number of a quantised weight is scale * (code - zero point), or scale * code + minimum. Activations are
 // rounded to 16 bits in blocks of 32 columns, and multiplied as two bytes or as one 16-bit number, whatever is
@@ -37,10 +38,11 @@
 #define HP_API extern "C" __attribute__((visibility("default")))
 #endif
 
-// One stored matrix. `type` is the number GGUF files use.
+// One stored matrix. `type` is the number GGUF files use. With `plain`, which is for F32, F16 and BF16 only, it is
+// not packed: rows stand one after another.
 struct HpMatrix {
     int32_t type;
-    int32_t reserved;
+    int32_t plain;
     int64_t rows;
     const uint8_t* packed;
 };
@@ -78,6 +80,10 @@ HP_API int32_t hp_pack(int32_t type, const uint8_t* source, int64_t row_bytes, c
 
 // out[i, :] = row ids[i] in float32; -1 when an id is not a row.
 HP_API int32_t hp_lookup(const HpMatrix* matrix, int64_t columns, const int64_t* ids, int64_t count, float* out);
+
+// The same as hp_linear for one plain matrix.
+HP_API void hp_plain_linear(int32_t type, const uint8_t* weights, int64_t rows, int64_t columns, const float* x,
+                            int64_t x_stride, int64_t tokens, float* out, int64_t out_stride, const float* bias);
 
 // out[t, :] = weights * x[t, :] (+ bias). Strides count floats. bias may be null.
 HP_API void hp_linear(const HpLinear* layer, const float* x, int64_t x_stride, int64_t tokens, float* out,

@@ -199,6 +199,77 @@ void floating(int32_t type, const uint8_t* group, int64_t columns, const float* 
     });
 }
 
+// Up to sixteen lanes' worth of a row, filled up with zeros.
+template <int32_t TYPE>
+HP_INLINE Floats last_numbers(const uint8_t* p, int64_t count) {
+    constexpr int bytes = TYPE == F32 ? 4 : 2;
+    alignas(64) uint8_t all[GROUP * bytes] = {};
+    std::memcpy(all, p, count * bytes);
+    return numbers_at<TYPE>(all);
+}
+
+// R rows for T tokens, both from one place on. Lane i adds up columns i, i + 16, ...; then the lanes are added up.
+// In which tile a row and a token are computed makes no difference.
+template <int32_t TYPE, int R, int T>
+void plain_tile(const uint8_t* rows, int64_t columns, const float* x, int64_t x_stride, int64_t token, int row,
+                const Output& out) {
+    constexpr int bytes = TYPE == F32 ? 4 : 2;
+    Floats sums[R][T];
+    for (int r = 0; r < R; ++r)
+        for (int t = 0; t < T; ++t) sums[r][t] = zero_floats();
+    const auto add = [&](const Floats (&weights)[R], const auto& number) {
+        for (int t = 0; t < T; ++t) {
+            const Floats values = number(t);
+            for (int r = 0; r < R; ++r) sums[r][t] = plus_product(sums[r][t], weights[r], values);
+        }
+    };
+    const int64_t whole = columns / GROUP * GROUP;
+    Floats weights[R];
+    for (int64_t k = 0; k < whole; k += GROUP) {
+        for (int r = 0; r < R; ++r) weights[r] = numbers_at<TYPE>(rows + (r * columns + k) * bytes);
+        add(weights, [&](int t) { return load_floats(x + t * x_stride + k); });
+    }
+    if (const int64_t rest = columns - whole) {
+        for (int r = 0; r < R; ++r) weights[r] = last_numbers<TYPE>(rows + (r * columns + whole) * bytes, rest);
+        add(weights, [&](int t) {
+            return last_numbers<F32>(reinterpret_cast<const uint8_t*>(x + t * x_stride + whole), rest);
+        });
+    }
+    for (int t = 0; t < T; ++t) {
+        float* to = out.to + (token + t) * out.stride + row;
+        for (int r = 0; r < R; ++r) {
+            const float sum = sum_lanes(sums[r][t]), result = out.bias ? sum + out.bias[row + r] : sum;
+            to[r] = out.add ? to[r] + result : result;
+        }
+    }
+}
+
+template <int32_t TYPE>
+void plain_rows(const uint8_t* rows, int64_t columns, const float* x, int64_t x_stride, int64_t tokens,
+                const Output& out) {
+    const int64_t row_bytes = columns * (TYPE == F32 ? 4 : 2), tiles = (tokens + PLAIN_TOKENS - 1) / PLAIN_TOKENS;
+    for (int64_t i = 0, token = 0; i < tiles; ++i) {
+        const int64_t count = tokens / tiles + (i < tokens % tiles);
+        with_tokens<PLAIN_TOKENS>(count, [&](auto tile) {
+            constexpr int T = decltype(tile)::value;
+            const float* from = x + token * x_stride;
+            int row = 0;
+            for (; row + PLAIN_ROWS <= out.rows; row += PLAIN_ROWS)
+                plain_tile<TYPE, PLAIN_ROWS, T>(rows + row * row_bytes, columns, from, x_stride, token, row, out);
+            for (; row < out.rows; ++row)
+                plain_tile<TYPE, 1, T>(rows + row * row_bytes, columns, from, x_stride, token, row, out);
+        });
+        token += count;
+    }
+}
+
+void plain(int32_t type, const uint8_t* rows, int64_t columns, const float* x, int64_t x_stride, int64_t tokens,
+           const Output& out) {
+    if (type == F32) plain_rows<F32>(rows, columns, x, x_stride, tokens, out);
+    else if (type == F16) plain_rows<F16>(rows, columns, x, x_stride, tokens, out);
+    else plain_rows<BF16>(rows, columns, x, x_stride, tokens, out);
+}
+
 // Round to the nearest, ties to even: adding this leaves the integer in the lowest bits.
 constexpr float ROUNDER = 12582912.0f;
 constexpr int32_t ROUNDER_BITS = 0x4B400000;

@@ -3,4 +3,4 @@
 #include "simd_avx2.h"
 #include "kernels.inl"
 
-const hardpoint::Kernels hardpoint::avx2_kernels = {"avx2", quantize, quantized, floating};
+const hardpoint::Kernels hardpoint::avx2_kernels = {"avx2", quantize, quantized, floating, plain};

@@ -3,4 +3,4 @@
 #include "simd_generic.h"
 #include "kernels.inl"
 
-const hardpoint::Kernels hardpoint::generic_kernels = {"generic", quantize, quantized, floating};
+const hardpoint::Kernels hardpoint::generic_kernels = {"generic", quantize, quantized, floating, plain};

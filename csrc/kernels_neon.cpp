@@ -3,4 +3,4 @@
 #include "simd_neon.h"
 #include "kernels.inl"
 
-const hardpoint::Kernels hardpoint::neon_kernels = {"neon", quantize, quantized, floating};
+const hardpoint::Kernels hardpoint::neon_kernels = {"neon", quantize, quantized, floating, plain};

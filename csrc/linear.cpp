@@ -51,8 +51,10 @@ void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_
         const Output out{job.out + token * job.out_stride + row, job.out_stride, rows,
                          job.bias ? job.bias + row : nullptr, job.add};
         const uint8_t* group = matrix.packed + g * size;
-        if (float_bytes(matrix.type))
-            kernels().floating(matrix.type, group, columns, job.x + token * job.x_stride, job.x_stride, count, out);
+        if (float_bytes(matrix.type)) {
+            const auto product = matrix.plain ? kernels().plain : kernels().floating;
+            product(matrix.type, group, columns, job.x + token * job.x_stride, job.x_stride, count, out);
+        }
         else
             kernels().quantized(matrix.type, group, blocks, rounded, count, panel, out);
     }

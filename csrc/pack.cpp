@@ -256,12 +256,15 @@ void pack_group(int32_t type, const uint8_t* const* rows, int count, int64_t col
     });
 }
 
-void unpack_row(int32_t type, const uint8_t* packed, int64_t columns, int64_t row, float* out) {
-    const uint8_t* group = packed + row / GROUP * packed_group_bytes(type, columns);
+void read_row(const HpMatrix& matrix, int64_t columns, int64_t row, float* out) {
+    const int32_t type = matrix.type;
+    const uint8_t* group = matrix.packed + row / GROUP * packed_group_bytes(type, columns);
     const int lane = static_cast<int>(row % GROUP);
     if (const int bytes = float_bytes(type)) {
+        const uint8_t* first = group + (matrix.plain ? lane * columns : lane) * bytes;
+        const int64_t step = (matrix.plain ? 1 : GROUP) * bytes;
         for (int64_t k = 0; k < columns; ++k) {
-            const uint8_t* at = group + (k * GROUP + lane) * bytes;
+            const uint8_t* at = first + k * step;
             if (type == F32) std::memcpy(out + k, at, 4);
             else out[k] = type == F16 ? float_of_half(half_at(at)) : float_of_bfloat(half_at(at));
         }

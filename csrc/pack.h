@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "hardpoint.h"
+
 namespace hardpoint {
 
 // Columns of one block of a GGUF file, and the bytes it takes; 0 for a type that is not known.
@@ -16,7 +18,7 @@ int64_t packed_group_bytes(int32_t type, int64_t columns);
 // Pack the rows at `rows[0..count)`, count <= 16, into one group.
 void pack_group(int32_t type, const uint8_t* const* rows, int count, int64_t columns, uint8_t* group);
 
-// Row `row` of a packed matrix.
-void unpack_row(int32_t type, const uint8_t* packed, int64_t columns, int64_t row, float* out);
+// Row `row` of a matrix, packed or plain.
+void read_row(const HpMatrix& matrix, int64_t columns, int64_t row, float* out);
 
 }  // namespace hardpoint

@@ -48,7 +48,7 @@ void embed(const Part& part, int64_t t) {
     for (int64_t i = 0; i < table.count; ++i) {
         const HpMatrix& matrix = table.matrices[i];
         if (row < matrix.rows) {
-            unpack_row(matrix.type, matrix.packed, table.columns, row, out);
+            read_row(matrix, table.columns, row, out);
             break;
         }
         row -= matrix.rows;

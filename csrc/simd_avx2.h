@@ -9,6 +9,9 @@ namespace {
 // Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 4;
 constexpr int PANEL_FROM = 9;
+// Rows and tokens computed with at once where weights are plain.
+constexpr int PLAIN_ROWS = 2;
+constexpr int PLAIN_TOKENS = 3;
 
 struct Bytes { __m256i low, high; };
 struct Floats { __m256 low, high; };
@@ -73,6 +76,14 @@ inline void store(float* out, const Floats& v, int lanes) {
     _mm256_store_ps(all, v.low);
     _mm256_store_ps(all + 8, v.high);
     for (int i = 0; i < lanes; ++i) out[i] = all[i];
+}
+
+// The first half of the lanes and the second, added up until one is left.
+inline float sum_lanes(const Floats& v) {
+    const __m256 eight = _mm256_add_ps(v.low, v.high);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
 // Of each quad first the even, then the odd two.

@@ -9,6 +9,9 @@ namespace {
 // Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 8;
 constexpr int PANEL_FROM = 9;
+// Rows and tokens computed with at once where weights are plain.
+constexpr int PLAIN_ROWS = 4;
+constexpr int PLAIN_TOKENS = 6;
 
 struct Bytes { __m512i all; };
 struct Floats { __m512 all; };
@@ -48,6 +51,14 @@ inline Floats minus_product(const Floats& sum, const Floats& a, const Floats& b)
 }
 inline void store(float* out, const Floats& v, int lanes) {
     _mm512_mask_storeu_ps(out, static_cast<__mmask16>((1u << lanes) - 1), v.all);
+}
+
+// The first half of the lanes and the second, added up until one is left.
+inline float sum_lanes(const Floats& v) {
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(v.all), _mm512_extractf32x8_ps(v.all, 1));
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
 // Each quad's four coarse bytes, then its four fine ones.

@@ -7,6 +7,9 @@ namespace {
 // Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 1;
 constexpr int PANEL_FROM = 3;
+// Rows and tokens computed with at once where weights are plain.
+constexpr int PLAIN_ROWS = 1;
+constexpr int PLAIN_TOKENS = 1;
 
 struct Bytes { uint8_t at[64]; };
 struct Ints { int32_t at[16]; };
@@ -71,6 +74,13 @@ inline Floats minus_product(const Floats& sum, const Floats& a, const Floats& b)
     return v;
 }
 inline void store(float* out, const Floats& v, int lanes) { std::memcpy(out, v.at, sizeof(float) * lanes); }
+
+// The first half of the lanes and the second, added up until one is left.
+inline float sum_lanes(Floats v) {
+    for (int half = 8; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) v.at[i] += v.at[i + half];
+    return v.at[0];
+}
 
 inline void store_codes(const int16_t* codes, uint8_t* to) { std::memcpy(to, codes, 64); }
 

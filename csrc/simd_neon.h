@@ -9,6 +9,9 @@ namespace {
 // Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 2;
 constexpr int PANEL_FROM = 5;
+// Rows and tokens computed with at once where weights are plain.
+constexpr int PLAIN_ROWS = 2;
+constexpr int PLAIN_TOKENS = 2;
 
 struct Bytes { uint8x16_t at[4]; };
 struct Floats { float32x4_t at[4]; };
@@ -66,6 +69,13 @@ inline void store(float* out, const Floats& v, int lanes) {
     float all[16];
     for (int i = 0; i < 4; ++i) vst1q_f32(lanes == 16 ? out + 4 * i : all + 4 * i, v.at[i]);
     if (lanes < 16) std::memcpy(out, all, sizeof(float) * lanes);
+}
+
+// The first half of the lanes and the second, added up until one is left.
+inline float sum_lanes(const Floats& v) {
+    const float32x4_t four = vaddq_f32(vaddq_f32(v.at[0], v.at[2]), vaddq_f32(v.at[1], v.at[3]));
+    const float32x2_t two = vadd_f32(vget_low_f32(four), vget_high_f32(four));
+    return vget_lane_f32(two, 0) + vget_lane_f32(two, 1);
 }
 
 // Each quad's four coarse bytes, then its four fine ones.

@@ -16,13 +16,13 @@ from hardpoint.log import init_logger
 logger = init_logger(__name__)
 
 PATH = Path(__file__).with_name("libhardpoint.so")
-ABI = 2
+ABI = 3
 
 
 class Matrix(Structure):
-    """One packed matrix."""
+    """One matrix; plain: not packed, its rows stand one after another."""
 
-    _fields_: ClassVar[Any] = [("type", c_int32), ("reserved", c_int32), ("rows", c_int64), ("packed", c_void_p)]
+    _fields_: ClassVar[Any] = [("type", c_int32), ("plain", c_int32), ("rows", c_int64), ("packed", c_void_p)]
 
 
 class Linear(Structure):
@@ -42,6 +42,10 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "hp_packed_bytes": (c_int64, [c_int32, c_int64, c_int64]),
     "hp_pack": (c_int32, [c_int32, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_void_p]),
     "hp_lookup": (c_int32, [c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
+    "hp_plain_linear": (
+        None,
+        [c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
+    ),
     "hp_linear": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
     "hp_rms_norm": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
     "hp_layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
@@ -65,6 +69,7 @@ class Library:
 
     linear  short calls: they keep the interpreter's lock, because giving it up can cost more than they take
     linear_long  the same, but other Python threads may run meanwhile
+    plain_linear, plain_linear_long  the same two for weights that are not packed
     Raises OSError when the file cannot be loaded or has another interface.
     """
 
@@ -77,6 +82,8 @@ class Library:
             raise OSError(f"{path} has interface {found}, this version of Hardpoint wants {ABI}")
         self.linear = self._held.hp_linear
         self.linear_long = self._free.hp_linear
+        self.plain_linear = self._held.hp_plain_linear
+        self.plain_linear_long = self._free.hp_plain_linear
         self.lookup = self._held.hp_lookup
         self.rms_norm = self._held.hp_rms_norm
         self.layer_norm = self._held.hp_layer_norm

@@ -157,6 +157,16 @@ _FACTS = TENSOR_FACTS | {
 }
 
 
+_LOADING = (torch.Tensor.copy_, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
+
+
+def _changes_in_place(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__") or name == "__setitem__"
+    return name.endswith("_") and name != "requires_grad_"
+
+
 class PackedWeight(nn.Parameter):
     """A parameter whose numbers exist only packed.
 
@@ -243,10 +253,15 @@ class PackedWeight(nn.Parameter):
             return torch.device("cpu")
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0]
-        if func is torch.Tensor.copy_ and isinstance(args[0], cls):
+        if func in _LOADING and isinstance(args[0], cls):
             check_shape(args[0], args[1])
             args[0].place(0, args[1])
             return args[0]
+        if _changes_in_place(func) and args and isinstance(args[0], cls):
+            raise TypeError(
+                f"{func.__name__} cannot change a quantised weight in place: give the layer another weight "
+                "(layer.weight = ...), or run with --dtype float32, where weights are plain"
+            )
         args, kwargs = tree_map(
             lambda value: value.packed().numbers() if isinstance(value, cls) else value, (args, kwargs or {})
         )

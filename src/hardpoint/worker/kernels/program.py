@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from typing import Any
 
 import torch
@@ -23,9 +23,8 @@ from hardpoint.worker.attention.cpu import CPUAttentionImpl, CPUAttentionMetadat
 from hardpoint.worker.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_world_size
 from hardpoint.worker.kernels.floats import Batch, Op, Program, Step
 from hardpoint.worker.kernels.library import Library, kernels
-from hardpoint.worker.kernels.packed import PackedLinear
-from hardpoint.worker.kernels.recording import CannotRecord, Recorder, Value, noting
-from hardpoint.worker.quantization.gguf import PackedEmbeddingMethod, PackedLinearMethod
+from hardpoint.worker.kernels.packed import PackedLinear, PackedWeight
+from hardpoint.worker.kernels.recording import BUILT_IN_METHODS, CannotRecord, Recorder, Value, noting
 
 logger = init_logger(__name__)
 
@@ -33,7 +32,7 @@ logger = init_logger(__name__)
 PANEL = 256
 
 # What layers compute with that is no module.
-_HELPERS = (CPUAttentionImpl, PackedLinear, PackedLinearMethod, PackedEmbeddingMethod)
+_HELPERS = (CPUAttentionImpl, PackedLinear, *BUILT_IN_METHODS)
 
 
 class StepProgram:
@@ -106,6 +105,13 @@ class _Unchanged:
                 part[name] = _watched(part[name], _WatchedOrder)
         self._changes = _Watch.changes
         self._sizes = list(map(len, self._dicts))
+        self._quantised = [part for part in self._dicts if "quant_method" in part]
+        self._quant_methods = list(map(_QUANT_METHOD, self._quantised))
+        parameters = {id(one): one for module in modules for one in module._parameters.values() if one is not None}
+        self._packed = [one for one in parameters.values() if type(one) is PackedWeight]
+        self._sealed = list(map(_SEALED, self._packed))
+        self._plain = [one for one in parameters.values() if type(one) is not PackedWeight]
+        self._places = list(map(torch.Tensor.data_ptr, self._plain))
         self._global_hooks = (torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks)
         own = {type(module) for module in modules if _is_ours(type(module))} | set(_HELPERS)
         # Twice the first name, so that the getter always gives a tuple.
@@ -118,6 +124,9 @@ class _Unchanged:
             self._changes == _Watch.changes
             and not any(self._global_hooks)
             and self._sizes == list(map(len, self._dicts))
+            and all(map(is_, map(_QUANT_METHOD, self._quantised), self._quant_methods))
+            and all(map(is_, map(_SEALED, self._packed), self._sealed))
+            and self._places == list(map(torch.Tensor.data_ptr, self._plain))
             and self._has_its_methods()
         )
 
@@ -129,6 +138,11 @@ class _Unchanged:
             return all(map(is_, self._found_methods(), self._methods))
         except AttributeError:
             return False
+
+
+_QUANT_METHOD = itemgetter("quant_method")
+# What a packed weight computes with; another after it was loaded anew.
+_SEALED = attrgetter("_sealed")
 
 
 class _Watch:

@@ -18,9 +18,18 @@ from torch import nn
 
 from hardpoint.worker.attention.cpu import CPUAttentionImpl
 from hardpoint.worker.kernels.floats import Activation, Kind, NormFacts, Op, RotaryFacts
+from hardpoint.worker.kernels.packed import PackedWeight
+from hardpoint.worker.kernels.plain import PlainLinear
 from hardpoint.worker.layers import activation, attention, layernorm, linear, rotary_embedding, vocab_parallel_embedding
 from hardpoint.worker.quantization.gguf import PackedEmbeddingMethod, PackedLinearMethod
 
+# The quantisation methods whose products the kernels compute.
+BUILT_IN_METHODS = (
+    PackedLinearMethod,
+    PackedEmbeddingMethod,
+    linear.UnquantizedLinearMethod,
+    vocab_parallel_embedding.UnquantizedEmbeddingMethod,
+)
 # Stands for the number of tokens in a stand-in's shape; no real size is this one.
 TOKENS = 1_000_003
 
@@ -195,8 +204,8 @@ class Recorder:
         return None if noter is None else lambda *args, **kwargs: noter(self, module, *args, **kwargs)
 
     def linear(self, layer: Any, x: Value) -> Any:
-        """A linear layer whose weights are packed."""
-        packed = _packed(layer)
+        """A linear layer whose weights the kernels read."""
+        packed = _weights(layer)
         if packed is None or layer.tp_size != 1 or layer.skip_bias_add or getattr(layer, "gather_output", False):
             raise CannotRecord(f"{layer.prefix}: its weights are not the kernels', or it meets other ranks")
         if x.width != packed.columns or x.heads:
@@ -211,7 +220,7 @@ class Recorder:
 
     def embed(self, layer: Any, ids: Any) -> Value:
         """The embeddings of the step's token ids."""
-        packed = _packed(layer)
+        packed = _weights(layer)
         if ids is not self.ids or packed is None or layer.tp_size != 1 or layer.num_embeddings != layer.org_vocab_size:
             raise CannotRecord("embeddings that are not the kernels'")
         out = self.new(packed.columns)
@@ -303,9 +312,17 @@ class Recorder:
         return out
 
 
-def _packed(layer: Any) -> Any:
-    """The weights the kernels compute with; None for weights of another kind."""
-    return layer.packed if type(layer.quant_method) in (PackedLinearMethod, PackedEmbeddingMethod) else None
+def _weights(layer: Any) -> Any:
+    """The weights as the kernels read them; None for weights of another kind."""
+    method, weight = layer.quant_method, layer.weight
+    if type(method) not in BUILT_IN_METHODS or vars(method).keys() - {"library"}:
+        return None
+    if type(weight) is PackedWeight:
+        return weight.packed()
+    try:
+        return PlainLinear(weight)
+    except ValueError:
+        return None
 
 
 _ACTIVATIONS = {

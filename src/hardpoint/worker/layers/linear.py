@@ -10,7 +10,6 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hardpoint.contracts.custom_op import PluggableLayer
@@ -23,6 +22,7 @@ from hardpoint.worker.distributed.parallel_state import (
     tensor_model_parallel_all_gather,
     tensor_model_parallel_all_reduce,
 )
+from hardpoint.worker.kernels import plain
 from hardpoint.worker.layers.parameters import check_size, default_weight_loader, set_weight_attrs, shard_of
 
 # Quantisation methods, by class name, whose parameters bring loaders of their own.
@@ -59,7 +59,7 @@ class UnquantizedLinearMethod(LinearMethodBase):
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., input] -> [..., output]."""
-        return F.linear(x, layer.weight, bias)
+        return plain.linear(x, layer.weight, bias)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
         """The weight itself."""

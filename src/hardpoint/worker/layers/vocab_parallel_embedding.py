@@ -17,6 +17,7 @@ from hardpoint.worker.distributed.parallel_state import (
     divide,
     get_tp_group,
 )
+from hardpoint.worker.kernels import plain
 from hardpoint.worker.layers.parameters import check_size, part_of, set_weight_attrs
 
 DEFAULT_VOCAB_PADDING_SIZE = 64
@@ -49,7 +50,7 @@ class UnquantizedEmbeddingMethod(QuantizeMethodBase):
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., embedding] -> [..., vocabulary rows on this rank]."""
-        return F.linear(x, layer.weight, bias)
+        return plain.linear(x, layer.weight, bias)
 
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """[...] row numbers -> [..., embedding]."""

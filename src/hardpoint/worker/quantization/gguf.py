@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from hardpoint.contracts.quantization import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
+from hardpoint.worker.kernels import plain
 from hardpoint.worker.kernels.choice import library_for_embedding, library_for_experts, library_for_linear
 from hardpoint.worker.kernels.library import Library
 from hardpoint.worker.kernels.packed import PackedWeight
@@ -95,16 +97,16 @@ class PackedLinearMethod(LinearMethodBase):
         layer.register_parameter("weight", weight)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Describe the packed weights to the kernels; ValueError when some were not loaded."""
-        layer.packed = layer.weight.packed()
+        """ValueError when some of the weights were not loaded."""
+        layer.weight.packed()
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., input] -> [..., output]."""
-        return layer.packed(x, bias)
+        return _product(layer, x, bias)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
         """[output, input] float32."""
-        return layer.weight.packed().numbers()
+        return layer.weight.packed().numbers() if type(layer.weight) is PackedWeight else layer.weight
 
 
 class PackedEmbeddingMethod(QuantizeMethodBase):
@@ -138,20 +140,21 @@ class PackedEmbeddingMethod(QuantizeMethodBase):
         return layer
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Describe the packed weights to the kernels; ValueError when some were not loaded."""
-        layer.packed = layer.weight.packed()
+        """ValueError when some of the weights were not loaded."""
+        layer.weight.packed()
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """[..., embedding] -> [..., vocabulary rows on this rank]."""
-        return layer.packed(x, bias)
+        return _product(layer, x, bias)
 
     def embedding(self, layer: Any, input_: torch.Tensor) -> torch.Tensor:
         """[...] row numbers -> [..., embedding]."""
-        return layer.packed.look_up(input_)
+        weight = layer.weight
+        return weight.packed().look_up(input_) if type(weight) is PackedWeight else F.embedding(input_, weight)
 
     def dequantize_weight(self, layer: Any) -> torch.Tensor:
         """[vocabulary rows on this rank, embedding] float32."""
-        return layer.weight.packed().numbers()
+        return layer.weight.packed().numbers() if type(layer.weight) is PackedWeight else layer.weight
 
 
 class PackedExpertsMethod(FusedMoEMethodBase):
@@ -202,6 +205,12 @@ class PackedExpertsMethod(FusedMoEMethodBase):
             lambda expert, rows: packed[expert][0](rows),
             lambda expert, rows: packed[expert][1](rows),
         )  # fmt: skip
+
+
+def _product(layer: Any, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """With whatever is the layer's weight now: others may have put one of their own there."""
+    weight = layer.weight
+    return weight.packed()(x, bias) if type(weight) is PackedWeight else plain.linear(x, weight, bias)
 
 
 def _load_vocabulary(layer: Any, param: PackedWeight, loaded: torch.Tensor) -> None:

@@ -109,7 +109,7 @@ def test_all_layers_compute_packed_and_agree_with_exact_ones(library, mixed_gguf
 
 def test_weights_stay_as_small_as_they_are_stored(library, mixed_gguf):
     layer = layers_of(load(mixed_gguf))["model.layers.0.mlp.down_proj"]
-    (matrix,) = layer.packed.matrices
+    (matrix,) = layer.weight.packed().matrices
     assert matrix.kind.name == "Q4_1"
     assert matrix.buffer.numel() == HIDDEN * INNER // 32 * 20
 

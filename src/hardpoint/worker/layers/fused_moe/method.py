@@ -6,10 +6,10 @@ from abc import abstractmethod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hardpoint.contracts.quantization import QuantizeMethodBase
+from hardpoint.worker.kernels import plain
 from hardpoint.worker.layers.parameters import default_weight_loader, set_weight_attrs
 
 # Gate and up side by side, and down: the parts of an expert under the names weight loaders use.
@@ -78,8 +78,8 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
         w13, w2 = layer.w13_weight, layer.w2_weight
         return compute_experts(
             layer, x, topk_weights, topk_ids,
-            lambda expert, rows: F.linear(rows, w13[expert]),
-            lambda expert, rows: F.linear(rows, w2[expert]),
+            lambda expert, rows: plain.linear(rows, w13[expert]),
+            lambda expert, rows: plain.linear(rows, w2[expert]),
         )  # fmt: skip
 
 

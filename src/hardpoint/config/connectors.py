@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from hardpoint.config.sections.base import Section
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.faults import in_words
 
@@ -35,10 +36,8 @@ def check_connector(section: str, value: Any) -> None:
     Raises ConfigError (a ValueError) for a class that could not be a connector.
     """
     kind = next((kind for kind in _KINDS if kind.section == section), None)
-    if kind is None or value is None:
-        return
-    given = value if isinstance(value, Mapping) else vars(value)
-    if given.get(kind.path) is not None:
+    given = vars(value) if isinstance(value, Section) else value
+    if kind is not None and isinstance(given, Mapping) and given.get(kind.path) is not None:
         connector_class(given, kind)
 
 

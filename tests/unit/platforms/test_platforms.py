@@ -145,11 +145,16 @@ def test_cpu_facts():
 
 
 def test_attention_backend_by_name():
-    ours = CpuPlatform.get_attn_backend_cls(None, None)
+    from torch import float32
+
+    from hardpoint.contracts.attention_backend import AttentionSelectorConfig
+
+    facts = AttentionSelectorConfig(head_size=64, dtype=float32, kv_cache_dtype="auto", block_size=16)
+    ours = CpuPlatform.get_attn_backend_cls(None, facts)
     assert ours == "hardpoint.worker.attention.cpu.CPUAttentionBackend"
-    assert CpuPlatform.get_attn_backend_cls("CPU_ATTN", None) == ours
+    assert CpuPlatform.get_attn_backend_cls("CPU_ATTN", facts) == ours
     with pytest.raises(KeyError):
-        CpuPlatform.get_attn_backend_cls("NOPE", None)
+        CpuPlatform.get_attn_backend_cls("NOPE", facts)
 
 
 # -- size of the KV cache ----------------------------------------------------------------------------

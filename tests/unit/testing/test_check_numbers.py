@@ -21,6 +21,7 @@ from hardpoint.testing import (
     check_quantization_config,
 )
 from hardpoint.worker.attention.cpu import CPUAttentionBackend, CPUAttentionImpl, CPUAttentionMetadataBuilder
+from hardpoint.worker.attention.sdpa import TorchSDPABackend, TorchSDPAImpl
 from hardpoint.worker.layers.layernorm import RMSNorm
 from hardpoint.worker.layers.linear import RowParallelLinear
 from hardpoint.worker.quantization.gguf import GGUFConfig
@@ -41,8 +42,17 @@ def scaled(self, layer, query, key, value, kv_cache, attn_metadata, output, *mor
     return CPUAttentionImpl.forward(self, layer, query * 1.1, key, value, kv_cache, attn_metadata, output, *more)
 
 
-def keeps_no_cache(self, cache, key, value, metadata):
-    pass
+class Forgetful(TorchSDPAImpl):
+    """Keeps no keys and values."""
+
+    def _keep(self, key, value, kv_cache, slots):
+        pass
+
+
+class ForgetfulBackend(TorchSDPABackend):
+    @staticmethod
+    def get_impl_cls():
+        return Forgetful
 
 
 class Blind(CPUAttentionMetadataBuilder):
@@ -70,7 +80,7 @@ def test_the_built_in_backend(dtype):
         (attention(supports_block_size=lambda size: False), r"get_preferred_block_size\(16\) gives 16"),
         (attention(get_builder_cls=lambda: Blind), "differs by|computing a step raises"),
         (impl(forward=scaled), r"a prompt of tokens 0 to \d+ in blocks of \d+ differs by"),
-        (impl(_write=keeps_no_cache), "differs by"),
+        (ForgetfulBackend, "differs by"),
         (impl(__init__=lambda self, heads: None), "building its parts raises TypeError"),
     ],
 )
@@ -167,7 +177,7 @@ def test_good_ops_and_layers():
         (norm(__init__=lambda self, size, eps=0: nn.Module.__init__(self)), "leaves out what the original one does"),
         (norm(forward_native=lambda self, x, residual=None: x), "its results differ by"),
         (norm(forward_native=lambda self, x, residual=None: x[0]), "it gives shapes"),
-        (norm(forward_native=lambda self, x: 1 / 0), "computing raises ZeroDivisionError"),
+        (norm(forward_native=lambda self, x, residual=None: 1 / 0), "computing raises ZeroDivisionError"),
     ],
 )
 def test_bad_ops(cls, what):

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import torch
+from adapted_model import logits, manager_of
 from paged_model import PagedModel
-from test_adapter_numbers import KINDS, logits, manager_of
 
 from hardpoint.worker.distributed import parallel_state
+from lora_adapters import KINDS
 
 
 def halves_of(manager) -> dict[str, list[list[int]]]:

@@ -9,20 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny_ggufs
 import torch
+from adapted_model import TOKENS, logits, manager_of
 from paged_model import PagedModel
 
-from hardpoint.config.sections import LoRAConfig
 from hardpoint.testing.tiny_llama import write_tiny_llama
-from hardpoint.types.lora_request import LoRARequest
-from hardpoint.worker.lora.manager import AdapterManager
 from hardpoint.worker.lora.methods import AdaptedMethod
 from lora_adapters import KINDS, load_base, logits_of, with_adapter, write_adapter
 
-TOKENS = list(range(5, 45))
 NAMES = ["none", *KINDS]
 HELPERS = Path(__file__).resolve().parent.parent
 
@@ -36,22 +32,6 @@ def reference(request, tmp_path_factory) -> tuple[Path, dict[str, torch.Tensor]]
     for seed, (name, settings) in enumerate(KINDS.items()):
         expected[name] = logits_of(with_adapter(folder / "m", folder / name, settings, seed), TOKENS)
     return folder, expected
-
-
-def manager_of(model: PagedModel, folder: Path, names=tuple(KINDS), **limits) -> AdapterManager:
-    """Adapters of a model that is called directly, numbered from 1."""
-    vars(model.config)["lora_config"] = LoRAConfig(**limits)
-    manager = AdapterManager(model.model, model.config, torch.device("cpu"))
-    for number, name in enumerate(names, 1):
-        assert manager.add(LoRARequest(name, number, str(folder / name)))
-    return manager
-
-
-def logits(model: PagedModel, manager: AdapterManager, adapters: list[int]) -> list[torch.Tensor]:
-    """Logits of TOKENS once for each adapter, all in one batch."""
-    manager._of_tokens = np.repeat(adapters, len(TOKENS))
-    with manager.rows():
-        return model.logits([(0, TOKENS, [1 + 3 * i, 2 + 3 * i, 3 + 3 * i]) for i in range(len(adapters))])
 
 
 def test_every_kind_of_layer_alone_and_mixed(reference):

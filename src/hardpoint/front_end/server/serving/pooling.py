@@ -89,7 +89,8 @@ class _Job:
         ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt if isinstance(prompt, str) else None
         context.request_log.received(request_id, text, ids, params)
-        return context.engine.encode(prompt, params, request_id, trace_headers=trace, priority=self.priority)
+        adapter = context.adapters.get(self.model_name)
+        return context.engine.encode(prompt, params, request_id, adapter, trace_headers=trace, priority=self.priority)
 
 
 class PoolingService:
@@ -162,7 +163,7 @@ class PoolingService:
     async def _run_inputs(
         self, request: InputRequest, http: Request, prefix: str, task: str | None, dimensions: int | None = None
     ) -> tuple[_Job, list[PoolingRequestOutput[Any]]]:
-        model_name = self._context.check_model(request.model)
+        model_name = await self._context.find_model(request.model)
         refuse_unsupported(request, POOLING_INPUT)
         self._check_task(task)
         params = PoolingParams(task=task, use_activation=request.use_activation, dimensions=dimensions)
@@ -225,7 +226,7 @@ class PoolingService:
     # IO processors.
 
     async def _through_processor(self, request: PoolingRequest, http: Request) -> IOProcessorResponse:
-        model_name = self._context.check_model(request.model)
+        model_name = await self._context.find_model(request.model)
         refuse_unsupported(request, POOLING)
         if self._processor is None:
             raise VLLMValidationError(
@@ -249,7 +250,7 @@ class PoolingService:
     async def _scores(
         self, request: ComparisonRequest, http: Request, prefix: str, pairing: Pairing
     ) -> tuple[_Job, list[float], UsageInfo]:
-        model_name = self._context.check_model(request.model)
+        model_name = await self._context.find_model(request.model)
         refuse_unsupported(request, COMPARISON)
         how = how_to_score(self._context.engine.model_config, self._tasks)
         pairing = await asyncio.to_thread(self._cut, pairing, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -264,3 +265,29 @@ def test_a_plugins_model_brings_its_own_processor(checkpoint):
     check(checkpoint[0], output, [8, 9])
     with pytest.raises(VLLMValidationError, match="At most 2 image"):
         llm.generate([shown("<image><image><image>", 1, 2, 3)], PARAMS, use_tqdm=False)
+
+
+def test_without_pillow_text_is_served_and_images_are_refused(chunked, monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(VLLMValidationError, match=r"pip install 'hardpoint\[vision\]'"):
+        chunked.generate([{"prompt": "<image>", "multi_modal_data": {"image": b"x"}}], PARAMS, use_tqdm=False)
+    part = {"type": "image_url", "image_url": {"url": "data:,x"}}
+    with pytest.raises(VLLMValidationError, match=r"pip install 'hardpoint\[vision\]'"):
+        chunked.chat([{"role": "user", "content": [part]}], PARAMS, use_tqdm=False)
+    assert chunked.generate(["words"], PARAMS, use_tqdm=False)[0].outputs[0].finish_reason == "length"
+
+
+def test_preempted_requests_see_their_images_again(checkpoint):
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompts = [shown("word " * number + "<image> and <image>!", number % 3, number) for number in range(6)]
+    found = []
+    for blocks, settings in ((60, {}), (18, {}), (18, {"async_scheduling": False})):
+        sizes = {**SIZES, "num_gpu_blocks_override": blocks, "max_num_seqs": 6, "max_model_len": 120, **settings}
+        llm = LLM(model=str(checkpoint[1]), max_num_batched_tokens=24, disable_log_stats=False, **sizes)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        found.append([list(output.outputs[0].token_ids) for output in outputs])
+        preempted = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+        assert bool(preempted) == (blocks == 18)
+    assert found[0] == found[1] == found[2]
+    two = llm.generate(prompts[:1], SamplingParams(temperature=0, max_tokens=5, n=2), use_tqdm=False)[0].outputs
+    assert [list(output.token_ids) for output in two] == [found[0][0][:5]] * 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hardpoint.errors import ConfigError, VLLMValidationError
+from hardpoint.errors import ConfigError, VLLMValidationError, reason_of
 
 # An image is this large at most: 192 MiB in memory. A small file may claim to be larger.
 MAX_PIXELS = 1 << 26
@@ -237,6 +237,7 @@ def _numbers(value: Any, name: str, count: int) -> np.ndarray:
     return np.array(listed, np.float64 if count == 1 else np.float32)
 
 
-def too_bad(where: str, reason: object) -> VLLMValidationError:
-    """The answer to a request whose image cannot be used."""
-    return VLLMValidationError(f"the image cannot be used: {reason}", parameter=where)
+def too_bad(what: str, where: str, error: ValueError) -> VLLMValidationError:
+    """The answer to a request some of whose media cannot be used, with what can be done about it."""
+    fix = f" ({error.fix})" if isinstance(error, ConfigError) and error.fix else ""
+    return VLLMValidationError(f"{what} cannot be used: {reason_of(error)}{fix}", parameter=where)

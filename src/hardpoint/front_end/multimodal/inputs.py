@@ -22,7 +22,7 @@ from hardpoint.contracts.multimodal import (
 from hardpoint.errors import VLLMValidationError
 from hardpoint.extensions.refs import load_ref
 from hardpoint.front_end.multimodal.fetch import MediaFetcher
-from hardpoint.front_end.multimodal.images import as_image
+from hardpoint.front_end.multimodal.images import as_image, too_bad
 from hardpoint.front_end.multimodal.parts import MediaPart, MediaParts, MediaReader
 from hardpoint.types.model_info import BUILT_IN_PROCESSORS
 from hardpoint.types.multimodal import MultiModalKwargsItem, MultiModalKwargsItems, mm_input
@@ -119,8 +119,7 @@ class MediaInputs:
         except VLLMValidationError:
             raise
         except ValueError as error:
-            what = getattr(error, "what", None) or error
-            raise VLLMValidationError(f"the media cannot be used: {what}", parameter="multi_modal_data") from None
+            raise too_bad("the media", "multi_modal_data", error) from None
         return mm_input(made.prompt_token_ids, made.mm_kwargs, names, made.mm_placeholders, text, cache_salt)
 
     def _parsed(self, data: Mapping[str, Any], io_options: Mapping[str, Any]) -> MultiModalDataItems:
@@ -171,10 +170,7 @@ def _as_image(item: Any, number: int, options: Mapping[str, Any] | None) -> Any:
     try:
         return as_image(item, options)
     except ValueError as error:
-        what = getattr(error, "what", None) or error
-        raise VLLMValidationError(
-            f"image {number} cannot be used: {what}", parameter=f"multi_modal_data.image.{number}"
-        ) from None
+        raise too_bad(f"image {number}", f"multi_modal_data.image.{number}", error) from None
 
 
 def check_io_options(options: Mapping[str, Any] | None) -> None:

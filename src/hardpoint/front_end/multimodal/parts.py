@@ -128,11 +128,7 @@ class MediaReader:
         except ValueError as error:
             if isinstance(error, VLLMValidationError):
                 raise
-            raise too_bad(part.where, _reason(error)) from None
-
-
-def _reason(error: ValueError) -> str:
-    return getattr(error, "what", None) or str(error)
+            raise too_bad("the image", part.where, error) from None
 
 
 def _url(part: Mapping[str, Any]) -> str:
@@ -147,3 +143,9 @@ def _url(part: Mapping[str, Any]) -> str:
 def _pool() -> ThreadPoolExecutor:
     """Threads that wait for other servers."""
     return ThreadPoolExecutor(_THREADS, thread_name_prefix="media")
+
+
+@cache
+def processing_threads() -> ThreadPoolExecutor:
+    """Threads that prepare prompts with media, and wait for those above."""
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="media-prompts")

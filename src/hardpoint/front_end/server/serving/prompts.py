@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.multimodal.parts import processing_threads
 from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.protocol.chat import ChatCompletionRequest
 from hardpoint.front_end.server.protocol.completions import CompletionRequest
@@ -17,6 +19,8 @@ from hardpoint.front_end.server.serving.context import ServerContext
 
 # A text this long is tokenised in a thread, so that other requests' streams go on meanwhile.
 _LONG_TEXT_CHARS = 16_384
+# What counts as longer than any text: it may wait for other servers, and has threads of its own.
+_MEDIA = 1 << 60
 # Arguments of rendering that have fields of their own.
 _RESERVED = {"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize"}
 
@@ -157,17 +161,19 @@ def _template_kwargs(request: ChatCompletionRequest | TokenizeChatRequest | Inpu
 
 
 def _length(content: Any) -> int:
-    """Characters of a message; media count as a long text, since they are fetched and processed."""
+    """Characters of a message; `_MEDIA` for one with media, which are fetched and processed."""
     if not isinstance(content, list):
         return len(str(content))
     plain = all(isinstance(part, str) or (isinstance(part, dict) and "text" in part) for part in content)
-    return len(str(content)) if plain else _LONG_TEXT_CHARS
+    return len(str(content)) if plain else _MEDIA
 
 
 async def _beside(size: int, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Do `work`; a large piece of it beside the event loop."""
     if size < _LONG_TEXT_CHARS:
         return work(*args, **named)
+    if size >= _MEDIA:
+        return await asyncio.get_running_loop().run_in_executor(processing_threads(), partial(work, *args, **named))
     return await asyncio.to_thread(work, *args, **named)
 
 

@@ -168,7 +168,8 @@ class Attention(nn.Module, AttentionLayerBase):
 
     def extra_repr(self) -> str:
         """Sizes, for printing the model."""
-        return f"heads={self.num_heads}, kv_heads={self.num_kv_heads}, head_size={self.head_size}, scale={self.scale}"
+        sizes = f"heads={self.num_heads}, kv_heads={self.num_kv_heads}, head_size={self.head_size}, scale={self.scale}"
+        return f"{sizes}, backend={self.attn_backend.get_name()}"
 
 
 def _register(vllm_config: VllmConfig, prefix: str, layer: Attention) -> None:

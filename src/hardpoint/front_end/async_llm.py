@@ -22,7 +22,7 @@ from hardpoint.front_end.engine_process import EngineProcess
 from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
-from hardpoint.front_end.pooling import wait_for_result
+from hardpoint.front_end.pooling import wait_for_result, with_task
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.front_end.replicas import EngineClientCore, EngineReplicas, connect, engine_of
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
@@ -378,9 +378,7 @@ class AsyncLLM(EngineCalls):
         aborts the request. Raises VLLMValidationError, AdmissionError, EngineGenerateError for this request alone,
         or EngineDeadError.
         """
-        if pooling_params.task is None:
-            pooling_params = pooling_params.clone()
-            pooling_params.task = self.model_config.get_pooling_task(tuple(self._ready.supported_tasks))
+        pooling_params = with_task(pooling_params, self.model_config, tuple(self._ready.supported_tasks))
         queue = await self.add_request(
             request_id,
             prompt,

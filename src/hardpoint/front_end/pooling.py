@@ -46,6 +46,19 @@ def settle_pooling_params(params: PoolingParams, model: ModelConfig) -> PoolingP
     return params
 
 
+def with_task(params: PoolingParams, model: ModelConfig, supported: tuple[str, ...]) -> PoolingParams:
+    """The parameters with the task they name, else the model's first; VLLMValidationError for one it cannot do."""
+    task = params.task or model.get_pooling_task(supported)
+    if task not in supported and model.runner_type == "pooling":
+        raise VLLMValidationError(
+            f"the model does not support the task {task!r}; it supports {', '.join(supported)}", parameter="task"
+        )
+    if task != params.task:
+        params = params.clone()
+        params.task = task
+    return params
+
+
 def cut_text(tokenizer: Tokenizer | None, text: str, how: Tokenization, context: int) -> str:
     """A text cut as asked, so that what the model expects around a text still is around it; the end goes first."""
     keep = how.truncate_prompt_tokens

@@ -159,11 +159,15 @@ _FACTS = TENSOR_FACTS | {
 
 _LOADING = (torch.Tensor.copy_, torch.Tensor.data.__set__)  # type: ignore[attr-defined]
 
+_CHANGING = {"__setitem__"} | {
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+}
+
 
 def _changes_in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     if name.startswith("__"):
-        return name.startswith("__i") and name not in ("__index__", "__int__", "__invert__") or name == "__setitem__"
+        return name in _CHANGING
     return name.endswith("_") and name != "requires_grad_"
 
 

@@ -23,7 +23,10 @@ _LONG = 1 << 25
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """`torch.nn.functional.linear`, summed in float32, in the kernels where they apply: [..., inputs] -> [..., outputs]."""
+    """[..., inputs] -> [..., outputs]: `torch.nn.functional.linear`, in the kernels where they apply.
+
+    The kernels sum in float32 and round to the input's type once.
+    """
     library = kernels()
     if library is None or not _applies(x, weight, bias):
         return F.linear(x, weight, bias)

@@ -11,7 +11,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, is_, itemgetter
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from hardpoint.worker.kernels.floats import Batch, Op, Program, Step
 from hardpoint.worker.kernels.library import Library, kernels
 from hardpoint.worker.kernels.packed import PackedLinear, PackedWeight
 from hardpoint.worker.kernels.recording import BUILT_IN_METHODS, CannotRecord, Recorder, Value, noting
+from hardpoint.worker.lora.methods import AdaptedMethod
 
 logger = init_logger(__name__)
 
@@ -104,9 +105,10 @@ class _Unchanged:
             for name in ("_forward_hooks", "_forward_pre_hooks"):
                 part[name] = _watched(part[name], _WatchedOrder)
         self._changes = _Watch.changes
-        self._sizes = list(map(len, self._dicts))
         self._quantised = [part for part in self._dicts if "quant_method" in part]
-        self._quant_methods = list(map(_QUANT_METHOD, self._quantised))
+        self._quant_methods = list(map(_own_method, self._quantised))
+        self._sized = [*self._dicts, *map(vars, self._quant_methods)]
+        self._sizes = list(map(len, self._sized))
         parameters = {id(one): one for module in modules for one in module._parameters.values() if one is not None}
         self._packed = [one for one in parameters.values() if type(one) is PackedWeight]
         self._sealed = list(map(_SEALED, self._packed))
@@ -123,8 +125,8 @@ class _Unchanged:
         return (
             self._changes == _Watch.changes
             and not any(self._global_hooks)
-            and self._sizes == list(map(len, self._dicts))
-            and all(map(is_, map(_QUANT_METHOD, self._quantised), self._quant_methods))
+            and self._sizes == list(map(len, self._sized))
+            and all(map(is_, map(_own_method, self._quantised), self._quant_methods))
             and all(map(is_, map(_SEALED, self._packed), self._sealed))
             and self._places == list(map(torch.Tensor.data_ptr, self._plain))
             and self._has_its_methods()
@@ -140,7 +142,12 @@ class _Unchanged:
             return False
 
 
-_QUANT_METHOD = itemgetter("quant_method")
+def _own_method(part: dict[str, Any]) -> Any:
+    """A layer's quantisation method. What adapters have wrapped around it does nothing in a step without them."""
+    method = part["quant_method"]
+    return method.base if type(method) is AdaptedMethod else method
+
+
 # What a packed weight computes with; another after it was loaded anew.
 _SEALED = attrgetter("_sealed")
 
@@ -225,7 +232,10 @@ class ProgramOfModel:
         self._program = self._record()
 
     def current(self) -> StepProgram | None:
-        """The program to run the next step with; None: compute layer by layer."""
+        """The program to run the next step with; None: compute layer by layer.
+
+        Not to be asked for a step in which a request has an adapter: programs are those of the model's own layers.
+        """
         program = self._program
         if program is not None and not program.is_valid:
             self._program = program = self._record()

@@ -8,14 +8,17 @@ import pytest
 import tiny_ggufs
 import torch
 from paged_model import PagedModel
-from tiny_checkpoints import BASE, build
+from tiny_checkpoints import BASE, build, save
 
+from hardpoint.contracts.quantization import QuantizeMethodBase
 from hardpoint.worker.forward_context import set_forward_context
 from hardpoint.worker.kernels import program
 from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.layers.activation import SiluAndMul
 from hardpoint.worker.layers.layernorm import RMSNorm
+from hardpoint.worker.layers.linear import UnquantizedLinearMethod
 from hardpoint.worker.models.llama import LlamaDecoderLayer
+from hardpoint.worker.quantization.gguf import PackedLinearMethod
 
 MODELS = {
     "llama": ("llama", "LlamaConfig", BASE),
@@ -34,7 +37,7 @@ class Stepper:
     """A model whose steps are computed in both ways."""
 
     def __init__(self, path, **options):
-        self.paged = PagedModel(path, dtype="auto", **options)
+        self.paged = PagedModel(path, **{"dtype": "auto", **options})
         self.config, self.model = self.paged.config, self.paged.model
         self.programs = ProgramOfModel(self.model, self.config, dict.fromkeys(self.paged.layers, 0))
 
@@ -62,9 +65,15 @@ def path(tmp_path_factory):
     return make
 
 
-@pytest.fixture
-def stepper(path, library):
-    return Stepper(path("llama"))
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The same model with plain weights."""
+    return save(build(*MODELS["llama"][1:]), tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(params=["quantised", "plain"])
+def stepper(request, path, folder, library):
+    return Stepper(path("llama")) if request.param == "quantised" else Stepper(folder, dtype="float32")
 
 
 TOKENS = random.Random(3).choices(range(3, 320), k=120)
@@ -76,6 +85,17 @@ def test_a_program_gives_the_numbers_of_the_layers(name, path, library, monkeypa
     # Several panels: later tokens find earlier ones of the same step in the cache.
     monkeypatch.setattr(program, "PANEL", 32)
     model = Stepper(path(name))
+    assert model.programs.current() is not None
+    assert torch.equal(model.hidden(ROWS, by_layer=False), model.hidden(ROWS, by_layer=True))
+    follow = [(70, [5], ROWS[0][2]), (50, [9], ROWS[1][2])]
+    assert torch.equal(model.hidden(follow, by_layer=False), model.hidden(follow, by_layer=True))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_plain_weights_have_programs_too(name, library, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "PANEL", 32)
+    _, kind, settings = MODELS[name]
+    model = Stepper(save(build(kind, settings), tmp_path), dtype="float32")
     assert model.programs.current() is not None
     assert torch.equal(model.hidden(ROWS, by_layer=False), model.hidden(ROWS, by_layer=True))
     follow = [(70, [5], ROWS[0][2]), (50, [9], ROWS[1][2])]
@@ -95,6 +115,52 @@ def changed(layer, factor=3.0):
         if isinstance(found := original(*args, **kwargs), tuple)
         else found * factor
     )
+
+
+def output_of(model):
+    return model.model.layers[0].self_attn.o_proj
+
+
+class Doubling(QuantizeMethodBase):
+    """Wraps a layer's method."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def create_weights(self, layer, *sizes, **attributes):
+        raise NotImplementedError
+
+    def apply(self, layer, x, bias=None):
+        return 2 * self.base.apply(layer, x, bias)
+
+
+def wrap_method(model, patch):
+    output_of(model).quant_method = Doubling(output_of(model).quant_method)
+
+
+def patch_method(model, patch):
+    for cls in (UnquantizedLinearMethod, PackedLinearMethod):
+        original = cls.apply
+        patch.setattr(cls, "apply", lambda self, layer, x, bias=None, own=original: 2 * own(self, layer, x, bias))
+
+
+def method_of_one_layer(model, patch):
+    method = output_of(model).quant_method
+    original = method.apply
+    patch.setattr(method, "apply", lambda layer, x, bias=None: 2 * original(layer, x, bias))
+
+
+def new_weight(model, patch):
+    weight = output_of(model).weight
+    output_of(model).weight = torch.nn.Parameter(2 * weight, requires_grad=False)
+
+
+def new_numbers(model, patch):
+    output_of(model).weight.data = 2 * output_of(model).weight
+
+
+def numbers_loaded_again(model, patch):
+    output_of(model).weight.data.copy_(2 * output_of(model).weight)
 
 
 def norm_of(model):
@@ -137,6 +203,13 @@ CHANGES = {
     "a parameter": lambda model, patch: setattr(
         norm_of(model), "weight", torch.nn.Parameter(norm_of(model).weight * 2, requires_grad=False)
     ),
+    "a layer's quantisation method": wrap_method,
+    "the quantisation methods": patch_method,
+    "a method of one layer": method_of_one_layer,
+    "a layer's weight": new_weight,
+    "a weight's numbers": new_numbers,
+    "a weight loaded again": numbers_loaded_again,
+    "a norm's numbers": lambda model, patch: setattr(norm_of(model).weight, "data", norm_of(model).weight * 2),
     "a weight in place": lambda model, patch: norm_of(model).weight.data.mul_(2),
     "a class": patch_class,
     "a reference implementation": patch_native,
@@ -154,8 +227,8 @@ def test_what_was_changed_after_recording_is_obeyed(name, stepper, monkeypatch):
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_was_changed_before_recording_is_obeyed(name, path, library, monkeypatch):
-    plain = Stepper(path("llama"))
+def test_what_was_changed_before_recording_is_obeyed(name, stepper, monkeypatch):
+    plain = stepper
     before = plain.hidden(ROWS, by_layer=False)
     CHANGES[name](plain.model, monkeypatch)
     plain.programs = ProgramOfModel(plain.model, plain.config, dict.fromkeys(plain.paged.layers, 0))

@@ -11,6 +11,7 @@ from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreEvent, EngineCoreEventType, EngineCoreRequest
 from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.schedule import NO_TOKEN_LEFT
 from hardpoint.types.stats import PrefillStats
 
 BlockHash = bytes
@@ -222,6 +223,13 @@ class Request:
     def is_finished(self) -> bool:
         """Whether it will never be scheduled again."""
         return RequestStatus.is_finished(self.status)
+
+    def fail(self, reason: str) -> None:
+        """End with an error. Where the client's own rules left no token to choose, they are to blame."""
+        self.status, self.error = RequestStatus.FINISHED_ERROR, reason
+        if reason == NO_TOKEN_LEFT:
+            rules = ("structured_outputs", "allowed_token_ids", "bad_words")
+            self.refused_parameter = next((name for name in rules if getattr(self.sampling_params, name, None)), None)
 
     def get_finished_reason(self) -> FinishReason | None:
         """Why it ended; None while it has not."""

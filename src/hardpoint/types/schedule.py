@@ -102,6 +102,10 @@ class GrammarOutput(NamedTuple):  # engine core -> worker
     num_acceptable_drafts: list[int] | None = None
 
 
+# The reason of a request whose every next token is forbidden.
+NO_TOKEN_LEFT = "no token is left to choose: grammar, allowed ids, bad words or logits processors exclude all"
+
+
 @dataclass
 class ModelRunnerOutput:  # worker -> engine core
     """What one step produced; lists are parallel to `req_ids`."""

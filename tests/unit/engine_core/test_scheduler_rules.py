@@ -15,7 +15,7 @@ from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.messages import EngineCoreEventType
 from hardpoint.types.pooling_params import PoolingParams
 from hardpoint.types.sampling_params import RepetitionDetectionParams
-from hardpoint.types.schedule import ModelRunnerOutput
+from hardpoint.types.schedule import NO_TOKEN_LEFT, ModelRunnerOutput
 
 
 def engine(num_blocks: int = 100, *, log_stats: bool = False, **config) -> Engine:
@@ -400,6 +400,19 @@ def test_tokens_past_the_end_are_dropped():
 
 
 # Outputs.
+
+
+@pytest.mark.parametrize(
+    ("rules", "blamed"),
+    [({"allowed_token_ids": [1]}, "allowed_token_ids"), ({"bad_words": ["x"]}, "bad_words"), ({}, None)],
+)
+def test_a_client_that_forbids_itself_every_token_is_to_blame(rules, blamed):
+    core = engine()
+    core.runner.fail["bad"] = NO_TOKEN_LEFT
+    core.add(make_request("bad", [1, 2], **rules))
+    core.run()
+    assert core.last("bad").error == NO_TOKEN_LEFT
+    assert core.last("bad").refused_parameter == blamed
 
 
 def test_one_failing_request_ends_alone_and_leaves_nothing_to_find():

@@ -354,8 +354,7 @@ class Scheduler(SchedulerInterface):
         return request.use_structured_output and self.structured_output_manager.advance(request, token_id)
 
     def _fail(self, request: Request, error: str) -> None:
-        request.status = RequestStatus.FINISHED_ERROR
-        request.error = error
+        request.fail(error)
         # What it wrote may be the reason, e.g. NaN: nobody else must find it.
         self.kv_cache_manager.uncache(request)
         self.encoder_cache_manager.drop(request)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hardpoint.types.logprobs import LogprobsTensors
+from hardpoint.types.schedule import NO_TOKEN_LEFT
 from hardpoint.worker.kernels.library import kernels
 from hardpoint.worker.sampling.constraints import apply_allowed_ids, apply_bad_words, apply_min_tokens
 from hardpoint.worker.sampling.draw import best_tokens, draw_filtered, draw_tokens, keep_filtered, race_tokens
@@ -19,7 +20,6 @@ from hardpoint.worker.sampling.penalties import apply_penalties
 from hardpoint.worker.sampling.randomness import seeded_streams
 
 _NAN = "the model produced NaN logits"
-_NOTHING_ALLOWED = "no token is left to choose: grammar, allowed ids, bad words or logits processors exclude all"
 
 
 @dataclass
@@ -82,7 +82,7 @@ class Sampler(nn.Module):
         tokens = draws.choose(logits, self._generator.random)
         if tokens.min() < 0:
             for row in np.flatnonzero(tokens < 0).tolist():
-                faults.setdefault(row, _NAN if tokens[row] == NAN else _NOTHING_ALLOWED)
+                faults.setdefault(row, _NAN if tokens[row] == NAN else NO_TOKEN_LEFT)
             tokens = tokens.clip(min=0)
         return torch.from_numpy(tokens)
 
@@ -97,7 +97,7 @@ class Sampler(nn.Module):
                 # A processor's way of saying "this one".
                 logits[row] = torch.where(logits[row] == torch.inf, 0.0, -torch.inf)
             else:
-                faults.setdefault(row, _NAN if np.isnan(best[row]) else _NOTHING_ALLOWED)
+                faults.setdefault(row, _NAN if np.isnan(best[row]) else NO_TOKEN_LEFT)
                 logits[row] = 0.0
 
     def _raw_scores(self, logits: Tensor, metadata: SamplingMetadata) -> Tensor | None:

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from sampling_fakes import VOCAB, logits_of, metadata, reference_probabilities, request
 
 from hardpoint.types.sampling_params import SamplingParams
+from hardpoint.types.schedule import NO_TOKEN_LEFT
 from hardpoint.worker.sampling.sampler import Sampler
 
 GREEDY = {"temperature": 0.0}
@@ -145,7 +146,7 @@ def test_a_row_with_no_token_left_ends_alone():
     logits[0, 4] = float("-inf")
     output = sample(logits, request(allowed_token_ids=[4], seed=1), request(**GREEDY))
     assert list(output.faults) == [0]
-    assert "no token is left" in output.faults[0]
+    assert output.faults[0] == NO_TOKEN_LEFT
 
 
 def test_an_infinite_logit_is_a_certain_token():

@@ -97,20 +97,23 @@ class GuidanceGrammar(SteppedGrammar):
         if self._matcher.try_consume_tokens([token_id]) == 1:
             return True
         if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error().strip())
+            raise self._fault()
         return False
 
     def _take_back(self, num_tokens: int) -> None:
         if not self._matcher.rollback(num_tokens):
-            raise GrammarError(self._matcher.get_error())
+            raise self._fault()
 
     def _allow(self, row: np.ndarray) -> None:
         if self._matcher.is_stopped() and not self._matcher.is_error():
             return
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
-            raise GrammarError(self._matcher.get_error().strip())
+            raise self._fault()
         clear_bits(row, [self._end_token])
+
+    def _fault(self) -> GrammarError:
+        return GrammarError(self._matcher.get_error().replace("<non-verbose/>", "").strip())
 
     def _is_complete(self) -> bool:
         return self._matcher.is_accepting()

@@ -27,8 +27,9 @@ _MAX_MESSAGE_CHARS = 4000
 
 _ADDRESS = re.compile(r"\s*\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
-# An absolute path of two parts or more; a URL's path follows a word character and is left alone.
-_PATH = re.compile(r"(?<![\w/.:])/(?:[\w.@+~-]+/)+[\w.@+~-]*|\b[A-Za-z]:\\[^\s'\"]+")
+# An absolute path of two parts or more; a URL's path follows a word character and is left alone, as is a place in a
+# schema (#/properties/a).
+_PATH = re.compile(r"(?<![\w/.:#])/(?:[\w.@+~-]+/)+[\w.@+~-]*|\b[A-Za-z]:\\[^\s'\"]+")
 
 
 _MESSAGES_TYPES = {

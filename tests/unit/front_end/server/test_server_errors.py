@@ -58,6 +58,7 @@ def test_admission_says_when_to_come_back():
         ("no object <Foo at 0x7f00aa55> here", "no object <Foo> here"),
         ("cannot read /home/me/models/x.gguf now", "cannot read <path> now"),
         ("at C:\\models\\x", "at <path>"),
+        ("'not' at #/properties/a cannot be kept", "'not' at #/properties/a cannot be kept"),
         ("see https://example.org/a/b/c", "see https://example.org/a/b/c"),
         ("and/or 1/2", "and/or 1/2"),
         ('oops\nTraceback (most recent call last):\n  File "/a/b.py", line 1', "oops"),

@@ -270,46 +270,13 @@ void plain(int32_t type, const uint8_t* rows, int64_t columns, const float* x, i
     else plain_rows<BF16>(rows, columns, x, x_stride, tokens, out);
 }
 
-// Round to the nearest, ties to even: adding this leaves the integer in the lowest bits.
-constexpr float ROUNDER = 12582912.0f;
-constexpr int32_t ROUNDER_BITS = 0x4B400000;
 constexpr uint32_t INFINITE = 0x7f800000;
 constexpr float SMALLEST_SCALE = 0x1p-118f;
 
-HP_INLINE int32_t rounded(float x) {
-    const float moved = x + ROUNDER;
-    int32_t bits;
-    std::memcpy(&bits, &moved, 4);
-    return bits - ROUNDER_BITS;
-}
-
-// The largest of 32 numbers without their signs, as bits: these order as the numbers do, and infinities and NaN
-// come last.
-HP_INLINE uint32_t largest(const float* x) {
-    uint32_t most = 0;
-    for (int i = 0; i < BLOCK; ++i) {
-        uint32_t bits;
-        std::memcpy(&bits, x + i, 4);
-        bits &= 0x7fffffff;
-        most = bits > most ? bits : most;
-    }
-    return most;
-}
-
 // A block with the same scale for all its numbers.
 HP_INLINE void quantize_block(const float* x, float scale, Rounded& out) {
-    const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    int16_t codes[BLOCK];
-    int32_t halves[2] = {0, 0};
-    for (int half = 0; half < 2; ++half) {
-        for (int i = 16 * half; i < 16 * half + 16; ++i) {
-            const float steps = inverse == 0.0f ? 0.0f : x[i] * inverse;
-            const int32_t code = rounded(steps);
-            codes[i] = static_cast<int16_t>(code);
-            halves[half] += code;
-        }
-    }
-    store_codes(codes, out.codes);
+    int32_t halves[2];
+    round_block(x, scale > 0.0f ? 1.0f / scale : 0.0f, out.codes, halves);
     out.scale = scale;
     out.minus_sum = -(halves[0] + halves[1]);
     out.total = scale * static_cast<float>(halves[0] + halves[1]);

@@ -62,13 +62,32 @@ inline float sum_lanes(const Floats& v) {
 }
 
 // Each quad's four coarse bytes, then its four fine ones.
-inline void store_codes(const int16_t* codes, uint8_t* to) {
-    const __m512i all = _mm512_loadu_si512(codes);
-    const __m512i coarse = _mm512_srai_epi16(_mm512_add_epi16(all, _mm512_set1_epi16(128)), 8);
-    const __m512i fine = _mm512_sub_epi16(all, _mm512_slli_epi16(coarse, 8));
+inline void store_codes(__m512i codes, uint8_t* to) {
+    const __m512i coarse = _mm512_srai_epi16(_mm512_add_epi16(codes, _mm512_set1_epi16(128)), 8);
+    const __m512i fine = _mm512_sub_epi16(codes, _mm512_slli_epi16(coarse, 8));
     const __m256i high = _mm512_cvtepi16_epi8(coarse), low = _mm512_cvtepi16_epi8(fine);
     _mm512_storeu_si512(to, _mm512_or_si512(_mm512_cvtepu32_epi64(high),
                                             _mm512_slli_epi64(_mm512_cvtepu32_epi64(low), 32)));
+}
+
+inline uint32_t largest(const float* x) {
+    const __m512i bits = _mm512_set1_epi32(0x7fffffff);
+    return _mm512_reduce_max_epu32(_mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x), bits),
+                                                    _mm512_and_si512(_mm512_loadu_si512(x + 16), bits)));
+}
+
+// The instruction rounds as a sum with a large number does: to the nearest, ties to even.
+inline void round_block(const float* x, float inverse, uint8_t* codes, int32_t (&halves)[2]) {
+    const __m512 by = _mm512_set1_ps(inverse);
+    const auto rounded = [&](const float* from) {
+        if (inverse == 0.0f) return _mm512_setzero_si512();
+        return _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(from), by));
+    };
+    const __m512i first = rounded(x), second = rounded(x + 16);
+    halves[0] = _mm512_reduce_add_epi32(first);
+    halves[1] = _mm512_reduce_add_epi32(second);
+    const __m512i both = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(first));
+    store_codes(_mm512_inserti64x4(both, _mm512_cvtepi32_epi16(second), 1), codes);
 }
 
 // Sums of products of codes and activations.

@@ -38,7 +38,9 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.free_blocks(reversed(blocks))
         for block in reversed(blocks):
             if not any(block in others for others in self.held):
-                self.free_order.append(block.block_id)
+                # What nobody can find is reused first.
+                findable = block.block_id in self.cached.values()
+                self.free_order.insert(len(self.free_order) if findable else 0, block.block_id)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), same=st.booleans())

@@ -52,6 +52,16 @@ class FreeBlockList:
         self._tail.prev_free = block
         self.num_blocks += 1
 
+    def prepend(self, block: KVCacheBlock) -> None:
+        """Add at the beginning: the next to be reused."""
+        first = self._head.next_free
+        assert first is not None
+        first.prev_free = block
+        block.next_free = first
+        block.prev_free = self._head
+        self._head.next_free = block
+        self.num_blocks += 1
+
     def remove(self, block: KVCacheBlock) -> None:
         """Take out a block wherever it is."""
         before, after = block.prev_free, block.next_free
@@ -146,14 +156,18 @@ class BlockPool:
             self._residency.accessed(block.block_id for block in blocks)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        """Take a user from each; those without users become free, the first to be reused first."""
+        """Take a user from each; those without users become free, the first to be reused first.
+
+        Blocks that nobody can find are reused before all others: they keep nothing worth keeping from being found,
+        and their memory is in use already, which that of a block never given out need not be.
+        """
         for block in ordered_blocks:
             if block.is_null:
                 continue
             block.ref_cnt -= 1
             assert block.ref_cnt >= 0, f"{block} freed too often"
             if block.ref_cnt == 0:
-                self._free.append(block)
+                (self._free.append if block.key is not None else self._free.prepend)(block)
 
     def cache_block(self, block: KVCacheBlock, key: BlockKey) -> None:
         """Make a full block findable. Of two blocks with the same content, one that is in use is found."""

@@ -7,6 +7,7 @@ needs a lock. A pipe wakes it for signals and for workers that end by themselves
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -294,6 +295,8 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
     try:
         loop = EngineCoreLoop(core, router, config.shutdown_timeout, link.index)
         loop.stop_on_sigterm()
+        # What is there now stays: full collections need not look through modules and the model again and again.
+        gc.freeze()
         link.send(ready_message(core, link.index))
         loop.run()
     except BaseException as error:

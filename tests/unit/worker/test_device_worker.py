@@ -1,6 +1,8 @@
 """The built-in worker on a tiny model, against transformers."""
 
 import os
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from hardpoint.contracts.worker import WorkerWrapperBase
 from hardpoint.errors import ConfigError
 from hardpoint.types.sampling_params import SamplingParams
 from hardpoint.worker.device_worker import set_threads
+from hardpoint.worker.kernels import plain
+from hardpoint.worker.kernels.library import kernels
 
 BLOCK = 4
 BLOCKS = 200
@@ -148,6 +152,31 @@ def test_threads_are_shared_or_given(worker, monkeypatch, threads):
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"99999|{core}")
     assert set_threads(config, 1) == 1
     assert os.sched_getaffinity(0) == {core}
+
+
+def test_kernels_compute_on_the_cores_that_were_named(worker, monkeypatch, threads):
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    monkeypatch.setattr(worker.vllm_config.device_config, "cpu_threads", None)
+    library = kernels()
+    assert library is not None
+    before = library.threads
+    known = {int(task) for task in os.listdir("/proc/self/task")}
+    try:
+        # Made anew, so that its threads are those that are bound here.
+        library.set_threads(1)
+        assert set_threads(worker.vllm_config, 0) == library.threads == len(cores)
+        plain.linear(torch.randn(64, 64), torch.randn(64, 64))
+        own = threading.get_native_id()
+        started = {int(task) for task in os.listdir("/proc/self/task")} - known
+        assert os.sched_getaffinity(own) == {cores[0]}
+        # Each thread binds itself once it runs.
+        deadline = time.monotonic() + 20
+        while any({core} not in map(os.sched_getaffinity, started) for core in cores[1:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        library.set_threads(before)
 
 
 @pytest.mark.parametrize("text", ["0-x", "99999", "3-1", "0|", "all"])

@@ -181,3 +181,18 @@ def test_embeddings_and_head_stay_plain_when_one_of_them_is_touched(library, mix
     assert not is_packed(layers["model.embed_tokens"])
     assert not is_packed(layers["lm_head"])
     assert is_packed(layers["model.layers.0.mlp.down_proj"])
+
+
+def test_a_weight_can_be_read_and_replaced_but_not_changed_unseen(library, mixed_gguf):
+    layer = layers_of(load(mixed_gguf))["model.layers.0.mlp.down_proj"]
+    x, numbers = torch.randn(2, INNER), layer.weight + 0
+    for change in (
+        lambda: layer.weight.data.mul_(2),
+        lambda: layer.weight.__setitem__(0, 1.0),
+        lambda: layer.weight.zero_(),
+    ):
+        with pytest.raises(TypeError, match="--dtype float32"):
+            change()
+    assert torch.equal(layer.weight + 0, numbers)
+    layer.weight = torch.nn.Parameter(2 * numbers, requires_grad=False)
+    assert torch.allclose(layer(x)[0], F.linear(x, 2 * numbers), atol=1e-4)

@@ -17,6 +17,8 @@ from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.layers.activation import SiluAndMul
 from hardpoint.worker.layers.layernorm import RMSNorm
 from hardpoint.worker.layers.linear import UnquantizedLinearMethod
+from hardpoint.worker.lora.methods import AdaptedMethod, CurrentRows, Rows
+from hardpoint.worker.lora.placing import Update
 from hardpoint.worker.models.llama import LlamaDecoderLayer
 from hardpoint.worker.quantization.gguf import PackedLinearMethod
 
@@ -235,6 +237,21 @@ def test_what_was_changed_before_recording_is_obeyed(name, stepper, monkeypatch)
     found = plain.hidden(ROWS, by_layer=False)
     assert not torch.equal(found, before)
     assert torch.equal(found, plain.hidden(ROWS, by_layer=True))
+
+
+def test_layers_with_adapters_are_not_recorded_but_do_not_end_a_program(stepper):
+    layer, rows = output_of(stepper.model), CurrentRows()
+    before = stepper.hidden(ROWS, by_layer=False)
+    layer.quant_method = AdaptedMethod(layer.quant_method, rows)
+    # Nobody has an adapter in this step.
+    assert stepper.programs.current() is not None
+    assert torch.equal(stepper.hidden(ROWS, by_layer=False), before)
+    again = ProgramOfModel(stepper.model, stepper.config, dict.fromkeys(stepper.paged.layers, 0))
+    assert again.current() is None
+    rows.count = sum(len(tokens) for _, tokens, _ in ROWS)
+    rows.parts = [Rows(1, None)]
+    layer.quant_method.updates["linear"][1] = [Update(torch.randn(2, 64), torch.randn(64, 2), 0)]
+    assert not torch.equal(stepper.hidden(ROWS, by_layer=True), before)
 
 
 def test_a_model_of_somebody_else_computes_layer_by_layer(library):

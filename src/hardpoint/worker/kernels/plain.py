@@ -27,6 +27,9 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 
     The kernels sum in float32 and round to the input's type once.
     """
+    # What is traced has to stay in torch.
+    if torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
     library = kernels()
     if library is None or not _applies(x, weight, bias):
         return F.linear(x, weight, bias)
@@ -51,8 +54,7 @@ def _applies(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
         return False
     if kind is torch.bfloat16 and _torch_multiplies_bfloat16():
         return False
-    # What is traced or differentiated has to stay in torch.
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         return False
     if bias is not None and (bias.dtype is not kind or not bias.is_contiguous() or bias.shape != weight.shape[:1]):
         return False

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 
-def test_no_request_the_document_allows_or_forbids_meets_an_error_of_ours(start_server):
+def test_no_request_the_document_allows_or_forbids_meets_an_error_of_ours(start_server, tmp_path):
     server = start_server(
         "--served-model-name", "m", "--max-model-len", "128", key=None,
         # So that generated names of models reach the engine.
@@ -17,7 +17,7 @@ def test_no_request_the_document_allows_or_forbids_meets_an_error_of_ours(start_
         "run", f"{server.url}/openapi.json", "--checks", "not_a_server_error", "--phases", "coverage,fuzzing",
         "--max-examples", "12", "--request-timeout", "60", "--seed", "1", "--generation-deterministic", "--no-color",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
     assert server.http.get("/health").status_code == 200

@@ -106,8 +106,8 @@ _LINEAR = _from(
 _MODEL_CONTRACTS = _from(
     f"{_CONTRACTS}.model",
     "HasInnerState HasNoOps IsAttentionFree IsHybrid MixtureOfExperts SupportsCrossEncoding SupportsLoRA SupportsMRoPE "
-    "MultiModalEmbeddings SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops is_attention_free "
-    "is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal "
+    "MultiModalEmbeddings SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops "
+    "is_attention_free is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal "
     "supports_pp supports_transcription",
 )
 _MODEL_BASES = _from(
@@ -385,7 +385,8 @@ MODULES: dict[str, Entry | Waits] = {
         names=_from(f"{_CONTRACTS}.attention_backend", "AttentionLayerBase")
     ),
     "vllm.model_executor.layers.fused_moe": Entry(
-        f"{_LAYERS}.fused_moe", waits=dict.fromkeys("FusedMoEConfig MoERunner RoutedExperts SharedExperts".split(), MOE)
+        f"{_LAYERS}.fused_moe",
+        waits=dict.fromkeys(["FusedMoEConfig", "MoERunner", "RoutedExperts", "SharedExperts"], MOE),
     ),
     "vllm.model_executor.layers.fused_moe.layer": Entry(f"{_LAYERS}.fused_moe.layer {_LAYERS}.fused_moe.method"),
     "vllm.model_executor.layers.fused_moe.fused_moe_method_base": Entry(f"{_LAYERS}.fused_moe.method"),

@@ -6,7 +6,7 @@ import argparse
 import copy
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from hardpoint.config import flags
 from hardpoint.config.adapters import adapters_section
@@ -190,9 +190,10 @@ class EngineArgs(_Arguments):
                 continue
             if isinstance(given, dict):
                 given = parts[name] = kind(**given)
+            defaults = {field.name: field.default for field in dataclasses.fields(cast("Any", kind))}
             for field, value in fields.items():
                 # A flag that was not given says nothing against the section.
-                if value != kind.__dataclass_fields__[field].default:
+                if value != defaults[field]:
                     setattr(given, field, value)
             given.check()
         parts["plugins_config"] = self._plugins()

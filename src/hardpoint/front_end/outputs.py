@@ -80,7 +80,8 @@ class RequestState:
         at_end_token = reason is FinishReason.STOP and not self.params.include_stop_str_in_output
         if at_end_token and self.params.structured_outputs is not None:
             # A complete text ends by itself, with a token that is part of it.
-            at_end_token = output.new_token_ids[-1:] and output.new_token_ids[-1] in self.params.all_stop_token_ids
+            last = output.new_token_ids[-1] if output.new_token_ids else None
+            at_end_token = last in self.params.all_stop_token_ids
         before = len(self.output.token_ids)
         matched = self.output.add(output.new_token_ids, hide_last=at_end_token)
         if matched is None and reason is not None:

@@ -138,9 +138,7 @@ def test_what_we_do_not_have_is_refused_by_name(parse, words):
     assert caught.value.code == "flag-refused"
 
 
-@pytest.mark.parametrize(
-    "words", [["--no-enable-lora"], ["-tp", "1"], ["--api-server-count", "1"]]
-)
+@pytest.mark.parametrize("words", [["--no-enable-lora"], ["-tp", "1"], ["--api-server-count", "1"]])
 def test_asking_for_what_happens_anyway_is_no_error(parse, words):
     parse(*words)
 

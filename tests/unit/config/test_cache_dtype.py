@@ -39,5 +39,5 @@ def test_a_named_format_is_taken(asked, name):
 
 
 def test_an_unknown_format_is_refused_by_name():
-    with pytest.raises(ConfigError, match="'float15'.*float16"):
+    with pytest.raises(ConfigError, match=r"'float15'.*float16"):
         chosen("float15")

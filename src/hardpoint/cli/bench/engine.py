@@ -6,7 +6,7 @@ import argparse
 import random
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hardpoint.config.early_flags import apply_early_flags
 from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs
@@ -15,9 +15,6 @@ from hardpoint.extensions.boot import boot
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.rows import Role
 from hardpoint.log import configure
-
-if TYPE_CHECKING:
-    from hardpoint.llm import LLM
 
 NO_BEAMS = "generation has no beams"
 NO_PROFILER = "the engine has no profiler"
@@ -36,13 +33,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) 
     parser.set_defaults(model=DEFAULT_MODEL, enable_prefix_caching=False, disable_log_stats=True)
 
 
-def engine_of(args: argparse.Namespace) -> LLM:
-    """An engine for offline use as the flags describe it."""
-    llm: Any = load_ref(_LLM)
-    return llm.from_engine_args(EngineArgs.from_cli_args(args))
+def engine_of(args: argparse.Namespace) -> Any:
+    """An `LLM` as the flags describe it."""
+    return load_ref(_LLM).from_engine_args(EngineArgs.from_cli_args(args))
 
 
-def random_prompts(llm: LLM, count: int, length: int, seed: int = 0) -> list[dict[str, list[int]]]:
+def random_prompts(llm: Any, count: int, length: int, seed: int = 0) -> list[dict[str, list[int]]]:
     """Prompts of random token ids, all of one length."""
     draw = random.Random(seed)
     vocabulary = range(llm.model_config.get_vocab_size())

@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hardpoint.cli.bench import datasets
 from hardpoint.cli.bench.engine import add_engine_arguments, engine_of
@@ -15,9 +15,6 @@ from hardpoint.cli.bench.results import bar_on_a_terminal, save
 from hardpoint.cli.bench.traffic import Ask
 from hardpoint.config.arguments import FlagError
 from hardpoint.types.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from hardpoint.llm import LLM
 
 _NOT_BUILT = "it is not built"
 REFUSED = {
@@ -85,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _generate(llm: LLM, asks: Sequence[Ask], args: argparse.Namespace, quiet: bool) -> list[Any]:
+def _generate(llm: Any, asks: Sequence[Ask], args: argparse.Namespace, quiet: bool) -> list[Any]:
     params = [
         SamplingParams(n=args.n, ignore_eos=True, max_tokens=ask.output_tokens, detokenize=not args.disable_detokenize)
         for ask in asks

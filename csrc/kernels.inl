@@ -95,6 +95,10 @@ HP_INLINE void put(const Output& out, int64_t token, Floats sum) {
     }
 }
 
+// With fewer tokens than this, blocks follow each other so quickly that the processor itself asks for the next ones;
+// asking once more then costs time. Bytes ahead of what is computed with, some 0.3 us.
+constexpr int ASK_FROM = 4, ASK_AHEAD = 2048;
+
 // T tokens from `token` on. Each sum is over the blocks in order: it does not depend on the other tokens.
 template <class F, int T>
 void quantized_tile(const uint8_t* group, int64_t blocks, const Rounded* x, int64_t token, const Output& out) {
@@ -106,6 +110,9 @@ void quantized_tile(const uint8_t* group, int64_t blocks, const Rounded* x, int6
     }
     for (int64_t b = 0; b < blocks; ++b) {
         const uint8_t* block = group + F::block_at(b);
+        if constexpr (!F::is_panel && T >= ASK_FROM) {
+            for (int i = 0; i < F::block_bytes; i += 64) __builtin_prefetch(block + ASK_AHEAD + i);
+        }
         unrolled([&](auto r) { add_run<F, T, decltype(r)::value>(group, block, b, at, sums); },
                  std::make_integer_sequence<int, F::runs>{});
         for (int t = 0; t < T; ++t) ++at[t];

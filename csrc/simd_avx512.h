@@ -8,7 +8,7 @@ namespace {
 
 // Tokens computed with at once, and from how many on a group is unpacked for them.
 constexpr int TOKEN_TILE = 8;
-constexpr int PANEL_FROM = 9;
+constexpr int PANEL_FROM = 17;
 // Rows and tokens computed with at once where weights are plain.
 constexpr int PLAIN_ROWS = 4;
 constexpr int PLAIN_TOKENS = 6;

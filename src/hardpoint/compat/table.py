@@ -107,8 +107,8 @@ _MODEL_CONTRACTS = _from(
     f"{_CONTRACTS}.model",
     "HasInnerState HasNoOps IsAttentionFree IsHybrid MixtureOfExperts SupportsCrossEncoding SupportsLoRA SupportsMRoPE "
     "MultiModalEmbeddings SupportsMultiModal SupportsPP SupportsQuant SupportsTranscription has_inner_state has_noops "
-    "is_attention_free is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope supports_multimodal "
-    "supports_pp supports_transcription",
+    "is_attention_free is_hybrid is_mixture_of_experts supports_cross_encoding supports_lora supports_mrope "
+    "supports_multimodal supports_pp supports_transcription",
 )
 _MODEL_BASES = _from(
     f"{_CONTRACTS}.model",

@@ -144,7 +144,7 @@ def test_doctor_checks_the_values_of_flags(run):
     status, out, _ = run("doctor", "--worker-cls", "not_there.Worker", "--tool-parser-plugin", "mine.py")
     assert status == 1
     assert "there is no module 'not_there'" in finding(out, "Worker")
-    assert "does not have tool_parser_plugin yet" in out
+    assert "--tool-parser-plugin 'mine.py' cannot be used: there is no file" in out
 
 
 def test_doctor_can_be_strict(run, installed, monkeypatch):

@@ -49,7 +49,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     ("key", "name", "what"),
     [
         ("stat_logger", "x-y", "did you mean 'stat_loggers'?"),
-        ("tool_parsers", "x-y", "does not have tool_parsers yet"),
+        ("kv_connectors", "x-y", "does not have kv_connectors yet"),
         ("models", "json", "a module 'json' already"),
         ("models", "NumPy", "a module 'numpy' already"),
         ("models", "3x", "cannot be the name"),

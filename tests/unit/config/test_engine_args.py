@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
+import sys
 
 import pytest
 
+from hardpoint.compat import finder
 from hardpoint.config.engine_args import AsyncEngineArgs, EngineArgs
 from hardpoint.config.sections import DEFAULT_MODEL, CompilationConfig, LoggingConfig
 from hardpoint.config.wire import from_wire, to_wire
@@ -52,7 +54,17 @@ def test_making_them_loads_the_general_plugins():
     assert has_booted()
 
 
-def test_parsers_of_files_are_there_for_scripts_too(llama_folder, tmp_path, monkeypatch):
+@pytest.fixture
+def alias():
+    """`import vllm` as in our processes."""
+    there = "vllm" in sys.modules
+    finder.install()
+    yield
+    if not there:
+        finder.uninstall()
+
+
+def test_parsers_of_files_are_there_for_scripts_too(llama_folder, tmp_path, monkeypatch, alias):
     (tmp_path / "toy.py").write_text(
         "from vllm.reasoning import ReasoningParserManager\nfrom vllm.tool_parsers import ToolParserManager\n"
         "from vllm.tool_parsers.hermes_tool_parser import Hermes2ProToolParser\n"

@@ -56,7 +56,7 @@ def test_a_replaced_norm_runs_twice_a_layer_and_once_at_the_end(tiny_llama, page
     expected = paged_model(tiny_llama).whole(TEXT)
     mine = RMSNorm.register_oot(counting_norm())
     model = paged_model(tiny_llama)
-    assert torch.equal(model.whole(TEXT), expected)
+    torch.testing.assert_close(model.whole(TEXT), expected, atol=1e-5, rtol=1e-5)
     assert mine.calls == 2 * 2 + 1
     model.whole(TEXT)
     assert mine.calls == 2 * (2 * 2 + 1)
@@ -199,5 +199,5 @@ def test_the_rotary_layer_and_the_activation_can_be_replaced(tiny_llama, paged_m
             seen.append("silu")
             return self.forward_native(x)
 
-    assert torch.equal(paged_model(tiny_llama).whole(TEXT), expected)
+    torch.testing.assert_close(paged_model(tiny_llama).whole(TEXT), expected, atol=1e-5, rtol=1e-5)
     assert sorted(seen) == ["rotary"] * 2 + ["silu"] * 2

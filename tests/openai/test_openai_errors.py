@@ -40,7 +40,7 @@ def test_unknown_model(client):
         ({"logprobs": True, "top_logprobs": 50}, "logprobs"),
         ({"stop": [""]}, "stop"),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"messages": [{"role": "user", "content": "x " * 2000}]}, "messages"),
         ({"extra_body": {"use_beam_search": True}}, "use_beam_search"),
         ({"extra_body": {"top_k": -5}}, "top_k"),
@@ -115,12 +115,12 @@ def test_closing_a_stream_ends_the_work(server, client, eventually):
 
 def test_client_that_gives_up_waiting_ends_the_work(server, eventually):
     before = server.metric("vllm:request_success_total", 'finished_reason="abort"')
-    body = {"model": "tiny", "prompt": "The", "n": 8, "max_tokens": 240, "ignore_eos": True}
+    body = {"model": "tiny", "prompt": "The", "n": 32, "max_tokens": 240, "ignore_eos": True}
     headers = {"Authorization": f"Bearer {server.key}"}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=0.15, trust_env=False)
+        httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=0.1, trust_env=False)
     server.http.post("/v1/completions", json={"prompt": "x", "max_tokens": 1})
-    eventually(lambda: server.metric("vllm:request_success_total", 'finished_reason="abort"') >= before + 8)
+    eventually(lambda: server.metric("vllm:request_success_total", 'finished_reason="abort"') >= before + 32)
     assert server.metric("vllm:num_requests_running") == 0
 
 

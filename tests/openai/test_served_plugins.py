@@ -221,7 +221,7 @@ def test_endpoint_plugins_follow_their_rules(loaded):
 
 
 def test_middleware_in_order_with_streams_going_through(loaded):
-    body = {"prompt": "The", "max_tokens": 12, "stream": True, "ignore_eos": True, "temperature": 0}
+    body = {"prompt": "The", "max_tokens": 200, "stream": True, "ignore_eos": True, "temperature": 0}
     with loaded.http.stream("POST", "/v1/completions", json=body) as answer:
         events = [line for line in answer.iter_lines() if line.startswith("data: ")]
     assert answer.headers.get_list("x-order") == ["asgi", "func"]

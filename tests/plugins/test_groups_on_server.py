@@ -468,7 +468,6 @@ def test_a_start_that_the_rules_stop(tmp_path, tiny_llama, points, flags, names,
     ("flags", "complaint"),
     [
         (["--io-processor-plugin", "io_one"], "io_processor_plugin is 'io_one', and the model generates text"),
-        (["--api-server-count", "2"], "api-server-count"),
     ],
 )
 def test_what_no_consumer_exists_for_is_refused_by_name(tmp_path, tiny_llama, flags, complaint):

@@ -274,11 +274,15 @@ def test_replicas_share_requests_and_end_together(model, environment, plain, tmp
         del server.http.headers["X-data-parallel-rank"]
         # One answer per worker of each replica.
         assert len(server.call("ok").json()["results"]) == 2
-        streams = [server.stream(900) for _ in range(2)]
+        victim = server.find("hardpoint.processes.engine_core")[1]
+        # Several sequences each, so that they are still running when the engine is killed.
+        streams = [server.stream(900, n=8) for _ in range(2)]
         for events in streams:
-            next(events)
-        assert wait_until(lambda: series(server, "vllm:num_requests_running") == {"0": 1, "1": 1}, 5)
-        os.kill(server.find("hardpoint.processes.engine_core")[1], signal.SIGKILL)
+            first = next(events)
+            assert "error" not in first, first
+        running = lambda: series(server, "vllm:num_requests_running")  # noqa: E731
+        assert wait_until(lambda: all(running().get(engine) for engine in "01"), 5), running()
+        os.kill(victim, signal.SIGKILL)
         assert wait_until(lambda: server.health() == 503, 3)
         assert all("error" in list(events)[-1] for events in streams)
         assert server.exit_status(10) == 1

@@ -123,7 +123,7 @@ answer(configure())
     )
     lines = [
         "    embed_input_ids = None",
-        "    is_pooling_model = True; compute_logits = None",
+        "    compute_logits = None",
         "print('looking for a driver'); import driver_that_is_gone",
     ]
     impl = plugin.folder / "p_model" / "impl.py"
@@ -132,7 +132,7 @@ answer(configure())
     does_not = "ToyLM (p_model.impl:ToyLM) does not support --runner generate: it"
     expected = [
         f"{does_not} lacks embed_input_ids(input_ids) [from p-model 1.0, vllm.general_plugins: toy]",
-        f"{does_not} is a pooling model and has no compute_logits(hidden_states) [from",
+        f"{does_not} lacks compute_logits(hidden_states) [from",
         "['ToyLM'] failed to be inspected. ToyLM: 'p_model:ToyLM': importing 'p_model' failed because "
         "'driver_that_is_gone' is not installed [from p-model 1.0, vllm.general_plugins: toy] Fix: install the package",
     ]

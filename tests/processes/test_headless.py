@@ -169,7 +169,7 @@ def test_combinations_that_mean_nothing_are_refused(tiny_llama):
     combinations = [
         ("--headless", "--port", "8001", "--api-key", "k"), ("--headless", "--data-parallel-size-local", "0"),
         ("--data-parallel-address", "localhost"), ("--headless", "--data-parallel-address", "0.0.0.0"),
-        ("--data-parallel-size-local", "2"), ("--data-parallel-size", "2"),
+        ("--headless", "--data-parallel-size", "2"),
     ]  # fmt: skip
     command = [sys.executable, "-m", "hardpoint", "serve", str(tiny_llama)]
     started = [
@@ -179,7 +179,7 @@ def test_combinations_that_mean_nothing_are_refused(tiny_llama):
     for process, words in zip(started, combinations, strict=True):
         said, _ = process.communicate(timeout=60)
         assert process.returncode in (1, 2)
-        assert words[-2] in said, said
+        assert words[-2].strip("-").replace("-", "_") in said.replace("-", "_"), said
         assert "Traceback" not in said
 
 
@@ -211,11 +211,11 @@ def test_a_front_end_learns_how_its_engine_ended(tiny_llama, orderly):
     link = free_port()
     with engine_at(link, tiny_llama) as engine:
         with using(tiny_llama, link) as (llm, run):
-            stream = llm.generate("The", SamplingParams(max_tokens=900, ignore_eos=True), "r")
+            # Found beforehand: looking takes longer than a small model needs for its tokens.
+            pid, number = (engine.process.pid, signal.SIGTERM) if orderly else (engine.engine_core, signal.SIGKILL)
+            stream = llm.generate("The", SamplingParams(n=16, max_tokens=900, ignore_eos=True), "r")
             run(anext(stream))
-            os.kill(
-                engine.process.pid if orderly else engine.engine_core, signal.SIGTERM if orderly else signal.SIGKILL
-            )
+            os.kill(pid, number)
             with pytest.raises(EngineDeadError, match="told to stop" if orderly else "killed by SIGKILL"):
                 run(last(stream))
         assert engine.exit_status(10) == (0 if orderly else 1), engine.log()

@@ -51,7 +51,9 @@ def logits_after(tokens) -> np.ndarray:
 def fake_config(max_num_seqs=8, logits_processors=None, **model):
     facts = {"logprobs_mode": "raw_logprobs", "seed": 0, "max_model_len": MAX_LEN, "runner_type": "generate", **model}
     return SimpleNamespace(
-        model_config=SimpleNamespace(get_vocab_size=lambda: VOCAB, logits_processors=logits_processors, is_multimodal_model=False, **facts),
+        model_config=SimpleNamespace(
+            get_vocab_size=lambda: VOCAB, logits_processors=logits_processors, is_multimodal_model=False, **facts
+        ),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         compilation_config=SimpleNamespace(static_forward_context={}),
         cache_config=SimpleNamespace(cache_dtype="auto"),

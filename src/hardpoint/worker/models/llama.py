@@ -22,10 +22,10 @@ from hardpoint.worker.layers.logits_processor import LogitsProcessor
 from hardpoint.worker.layers.rotary_embedding import get_rope
 from hardpoint.worker.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from hardpoint.worker.models.compilation import support_torch_compile
+from hardpoint.worker.models.decoder import is_tied, window_of_layer
 from hardpoint.worker.models.loading import (
     AutoWeightsLoader,
     PPMissingLayer,
-    extract_layer_index,
     is_pp_missing_parameter,
     load_parameter,
     make_empty_intermediate_tensors_factory,
@@ -136,7 +136,7 @@ class LlamaAttention(nn.Module):
             num_kv_heads=self.num_kv_heads,
             cache_config=cache_config,
             quant_config=quant_config,
-            per_layer_sliding_window=_window_of_layer(config, prefix),
+            per_layer_sliding_window=window_of_layer(config, prefix),
             attn_type=attn_type,
             prefix=f"{prefix}.attn",
         )
@@ -162,14 +162,6 @@ def _rope_parameters(config: Any) -> dict[str, Any]:
     parameters = dict(getattr(config, "rope_parameters", None) or {})
     part = getattr(config, "partial_rotary_factor", None)
     return parameters if part is None else {"partial_rotary_factor": part, **parameters}
-
-
-def _window_of_layer(config: Any, prefix: str) -> int | None:
-    """The window of a layer in a model that has some with and some without."""
-    kinds = getattr(config, "layer_types", None)
-    if not kinds or kinds[extract_layer_index(prefix)] != "sliding_attention":
-        return None
-    return getattr(config, "sliding_window", None)
 
 
 class LlamaDecoderLayer(nn.Module):
@@ -223,10 +215,6 @@ class LlamaDecoderLayer(nn.Module):
         return self.mlp(hidden_states), residual
 
 
-def _is_tied(config: Any) -> bool:
-    return bool(getattr(config, "tie_word_embeddings", False))
-
-
 def _positions(vllm_config: VllmConfig, config: Any) -> int:
     # A user may allow more than the model was made for.
     return max(getattr(config, "max_position_embeddings", 8192), vllm_config.model_config.max_model_len or 0)
@@ -245,7 +233,7 @@ class LlamaModel(nn.Module):
         self.quant_config = vllm_config.quant_config
         self.vocab_size = config.vocab_size
         group = get_pp_group()
-        needs_embeddings = group.is_first_rank or (_is_tied(config) and group.is_last_rank)
+        needs_embeddings = group.is_first_rank or (is_tied(config) and group.is_last_rank)
         self.embed_tokens: nn.Module = PPMissingLayer()
         if needs_embeddings:
             self.embed_tokens = VocabParallelEmbedding(
@@ -349,7 +337,7 @@ class LlamaForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
                 quant_config=self.quant_config,
                 prefix=maybe_prefix(prefix, "lm_head"),
             )
-            self.lm_head = head.tie_weights(self.model.embed_tokens) if _is_tied(config) else head
+            self.lm_head = head.tie_weights(self.model.embed_tokens) if is_tied(config) else head
             self.logits_processor = LogitsProcessor(config.vocab_size, scale=getattr(config, "logit_scale", 1.0))
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
@@ -376,7 +364,7 @@ class LlamaForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint's weights; returns the names of the parameters loaded."""
-        tied = ["lm_head."] if _is_tied(self.config) else None
+        tied = ["lm_head."] if is_tied(self.config) else None
         return AutoWeightsLoader(self, skip_prefixes=tied).load_weights(weights)
 
 

@@ -25,8 +25,8 @@
 // threads. A token with a number that is not finite has NaN results where weights are quantised; other tokens are
 // not touched.
 //
-// For many tokens a group is unpacked first, into a byte for each code and float32 scales, which stay in a core's
-// cache while all the tokens of a piece of work are multiplied with them.
+// For many tokens a group whose codes lie in more than one place is unpacked first, into a byte for each code and
+// float32 scales, which stay in a core's cache while all the tokens of a piece of work are multiplied with them.
 
 #pragma once
 

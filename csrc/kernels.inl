@@ -162,14 +162,17 @@ void quantized(int32_t type, const uint8_t* group, int64_t blocks, const Rounded
                const Output& out) {
     with_format(type, [&](auto format) {
         using F = decltype(format);
-        using P = Expanded<F::run, F::zero, F::minima>;
-        if (tokens < PANEL_FROM) {
-            in_tiles(tokens, [&](auto tile, int64_t t) { quantized_tile<F, decltype(tile)::value>(group, blocks, x, t, out); });
-            return;
+        if constexpr (PANEL_FROM<F> > 0) {
+            if (tokens >= PANEL_FROM<F>) {
+                using P = Expanded<F::run, F::zero, F::minima>;
+                auto* unpacked = static_cast<uint8_t*>(panel);
+                unpack<F, P>(group, blocks, unpacked);
+                return in_tiles(tokens, [&](auto tile, int64_t t) {
+                    quantized_tile<P, decltype(tile)::value>(unpacked, blocks, x, t, out);
+                });
+            }
         }
-        auto* unpacked = static_cast<uint8_t*>(panel);
-        unpack<F, P>(group, blocks, unpacked);
-        in_tiles(tokens, [&](auto tile, int64_t t) { quantized_tile<P, decltype(tile)::value>(unpacked, blocks, x, t, out); });
+        in_tiles(tokens, [&](auto tile, int64_t t) { quantized_tile<F, decltype(tile)::value>(group, blocks, x, t, out); });
     });
 }
 

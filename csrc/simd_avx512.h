@@ -6,9 +6,11 @@
 
 namespace {
 
-// Tokens computed with at once, and from how many on a group is unpacked for them.
+// Tokens computed with at once, and from how many on a group of a format is unpacked for them; 0: never, where codes
+// are found quickly.
 constexpr int TOKEN_TILE = 8;
-constexpr int PANEL_FROM = 17;
+template <class F>
+constexpr int PANEL_FROM = F::bits == 3 ? 17 : 0;
 // Rows and tokens computed with at once where weights are plain.
 constexpr int PLAIN_ROWS = 4;
 constexpr int PLAIN_TOKENS = 6;

@@ -4,9 +4,11 @@
 
 namespace {
 
-// Tokens computed with at once, and from how many on a group is unpacked for them.
+// Tokens computed with at once, and from how many on a group of a format is unpacked for them; 0: never, where codes
+// are found quickly.
 constexpr int TOKEN_TILE = 1;
-constexpr int PANEL_FROM = 3;
+template <class F>
+constexpr int PANEL_FROM = F::bits == 8 ? 0 : 3;
 // Rows and tokens computed with at once where weights are plain.
 constexpr int PLAIN_ROWS = 1;
 constexpr int PLAIN_TOKENS = 1;

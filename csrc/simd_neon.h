@@ -6,9 +6,11 @@
 
 namespace {
 
-// Tokens computed with at once, and from how many on a group is unpacked for them.
+// Tokens computed with at once, and from how many on a group of a format is unpacked for them; 0: never, where codes
+// are found quickly.
 constexpr int TOKEN_TILE = 2;
-constexpr int PANEL_FROM = 5;
+template <class F>
+constexpr int PANEL_FROM = F::bits == 4 || F::bits == 8 ? 0 : 5;
 // Rows and tokens computed with at once where weights are plain.
 constexpr int PLAIN_ROWS = 2;
 constexpr int PLAIN_TOKENS = 2;

@@ -170,6 +170,7 @@ def test_shutdown_leaves_no_process(tiny_llama, extension):
 
 
 @pytest.mark.server
-def test_what_stops_a_worker_at_the_start_is_named(tiny_llama, extension):
+def test_what_stops_a_worker_at_the_start_is_named_and_the_others_end_without_a_word(tiny_llama, extension, caplog):
     with pytest.raises(HardpointError, match="load_model"):
-        make_core(tiny_llama, distributed_executor_backend="mp", worker_extension_cls=f"{extension}.Clash")
+        make_core(tiny_llama, tensor_parallel_size=2, worker_extension_cls=f"{extension}.Clash")
+    assert "did not end" not in caplog.text

@@ -15,6 +15,7 @@ from hardpoint.config.engine_args import EngineArgs
 from hardpoint.contracts.executor import Executor
 from hardpoint.engine_core.step import EngineCore
 from hardpoint.errors import ConfigError, EngineDeadError
+from hardpoint.links.children import ExitStatus
 from hardpoint.types.messages import EngineCoreRequest
 from hardpoint.types.sampling_params import SamplingParams
 from process_tools import ended, wait_until
@@ -126,8 +127,14 @@ def test_stages_compute_different_steps_at_the_same_time(models, alone):
     try:
         assert_same(generate(core), alone("8 heads"))
         assert max(at_once) == 2
+        # The end in the middle of it: nobody is forced, nobody waits for one that has gone.
+        for number in range(3):
+            core.add_request(request(number, 64))
+        core.step()
+        assert core._in_flight
     finally:
         core.shutdown()
+    assert [worker.child.status for worker in executor._workers] == [ExitStatus(code=0)] * 2
 
 
 def test_the_default_model_is_split_over_three_ranks_in_the_kernels(models, alone):

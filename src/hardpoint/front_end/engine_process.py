@@ -26,7 +26,6 @@ from hardpoint.types.messages import EngineCoreStart, Ready, StartFailed
 
 logger = init_logger(__name__)
 _MODULE = "hardpoint.processes.engine_core"
-_KILL_WAIT_S = 5.0
 _encoder = Encoder()
 
 
@@ -81,17 +80,19 @@ class EngineProcess(EngineHandle):
         self._folder.remove()
 
     def shutdown(self, timeout_s: float | None = None) -> None:
-        """End the engine core: politely, then by force after `timeout_s` (default: the worker shut-down time)."""
+        """End the engine core: politely, then by force after `timeout_s`.
+
+        By default it has the shut-down time of workers twice: for the step that it is in and its own end, and for
+        its workers, which it ends by force after that time.
+        """
         self._stop()
-        grace_s = float(envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS) if timeout_s is None else timeout_s
-        self.child.stop(grace_s)
+        self.child.stop(2.0 * envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS if timeout_s is None else timeout_s)
         self._folder.remove()
 
     def abandon(self) -> None:
         """End the engine core at once, e.g. since the configuration turned out to be impossible."""
         self.stopped = True
-        self.child.kill()
-        self.child.stop(_KILL_WAIT_S)
+        self.child.end()
         self._folder.remove()
 
     def _read_reports(self) -> None:

@@ -127,9 +127,16 @@ class Child:
         ended = self.wait(grace_s)
         if not ended:
             logger.warning("%s (pid %d) did not end in %g s and is killed", self.name, self.pid, grace_s)
-            self.kill()
-            self.wait(_KILL_WAIT_S)
+            self.end()
         return ended
+
+    def end(self) -> None:
+        """End the child and its process group at once, and wait until it has ended. Closes the channel."""
+        if os.getpid() != self._owner_pid:
+            return
+        self.kill()
+        self.channel.close()
+        self.wait(_KILL_WAIT_S)
 
     def _watch(self) -> None:
         status = _wait_without_reaping(self.pid)

@@ -17,7 +17,6 @@ from hardpoint.links.workers import wait_for_report
 from hardpoint.types.messages import Inspect, Inspected
 
 _MODULE, _ROLE = "hardpoint.processes.inspector", "inspector"
-_STOP_WAIT_S = 1.0
 _TAIL_BYTES = 16_384
 
 
@@ -56,8 +55,7 @@ def _running(ref: str, output: tuple[IO[bytes], IO[bytes]]) -> Iterator[Child]:
     try:
         yield child
     finally:
-        child.kill()
-        child.stop(_STOP_WAIT_S)
+        child.end()
 
 
 def _tail(file: IO[bytes]) -> str:

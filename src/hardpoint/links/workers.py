@@ -42,10 +42,6 @@ class WorkerProcess:
         self.child.wait(_EXIT_WAIT_S)
         return f"{self.child.name} (pid {self.child.pid}) {self.child.status or 'closed its link'}"
 
-    def stop(self, grace_s: float) -> None:
-        """End the process, by force after `grace_s`."""
-        self.child.stop(grace_s)
-
 
 def start_workers(starts: Sequence[WorkerStart], timeout_s: float, first_index: int = 0) -> list[WorkerProcess]:
     """Start one process per entry and wait for all; when one fails, none is left.
@@ -62,7 +58,8 @@ def start_workers(starts: Sequence[WorkerStart], timeout_s: float, first_index: 
     except BaseException:
         for worker in workers:
             worker.child.kill()
-            worker.stop(0)
+        for worker in workers:
+            worker.child.end()
         raise
     return workers
 

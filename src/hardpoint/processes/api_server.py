@@ -16,7 +16,7 @@ from hardpoint.extensions.rows import Role
 from hardpoint.front_end.shared_engine import engine_at
 from hardpoint.links.children import ParentLink
 from hardpoint.links.codec import Decoder, unpack
-from hardpoint.processes.child import apply_environ, run_child
+from hardpoint.processes.child import apply_environ, end_process, run_child
 from hardpoint.processes.front_end import ASYNC_LLM, serve_requests
 from hardpoint.processes.listening import Listener
 from hardpoint.processes.stopping import StopRequested, StopSignals
@@ -71,4 +71,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -32,7 +32,7 @@ from hardpoint.links.children import ParentLink
 from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import bind_router
 from hardpoint.log import init_logger
-from hardpoint.processes.child import apply_environ, preload, report_failure, run_child
+from hardpoint.processes.child import apply_environ, end_process, preload, report_failure, run_child
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.messages import (
     EngineCoreOutput,
@@ -334,4 +334,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

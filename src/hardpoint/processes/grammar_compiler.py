@@ -16,6 +16,7 @@ from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ParentLink, attach
 from hardpoint.links.codec import Decoder, Encoder
 from hardpoint.log import configure, init_logger
+from hardpoint.processes.child import end_process
 from hardpoint.types.messages import GrammarCompilerStart, GrammarJob, GrammarVerdict, Hello
 
 logger = init_logger(__name__)
@@ -64,4 +65,4 @@ def _serve(link: ParentLink, backends: Backends) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

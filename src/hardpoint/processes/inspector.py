@@ -16,7 +16,7 @@ from hardpoint.extensions.rows import Role
 from hardpoint.extensions.sources import digests, files_behind
 from hardpoint.links.children import ParentLink
 from hardpoint.links.codec import Decoder
-from hardpoint.processes.child import run_child
+from hardpoint.processes.child import end_process, run_child
 from hardpoint.types.messages import Inspect, Inspected
 
 _requests = Decoder(Inspect)
@@ -47,4 +47,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

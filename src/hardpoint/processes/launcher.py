@@ -147,7 +147,8 @@ class _Launcher:
         """Leave nothing behind."""
         for server in self._servers:
             server.kill()
-            server.stop(0)
+        for server in self._servers:
+            server.end()
         if self._engine is not None:
             self._engine.shutdown()
 

@@ -14,7 +14,7 @@ from hardpoint.extensions.rows import Role
 from hardpoint.links.children import ParentLink
 from hardpoint.links.codec import Decoder
 from hardpoint.links.worker_link import serve_calls
-from hardpoint.processes.child import run_child
+from hardpoint.processes.child import end_process, run_child
 from hardpoint.types.messages import Ready, WorkerStart
 
 _starts = Decoder(WorkerStart)
@@ -64,4 +64,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -14,8 +14,10 @@ from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.links.children import remaining_s
 from hardpoint.links.workers import WorkerProcess, start_workers
+from hardpoint.log import init_logger
 from hardpoint.types.messages import WorkerStart
 
+logger = init_logger(__name__)
 # For workers to end by themselves once another one has died.
 _BEREFT_S = 0.5
 
@@ -76,9 +78,11 @@ class MultiprocExecutor(RemoteExecutor):
         # Where one has died the others may wait for it for ever.
         grace_s = envs.VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS if self._lost is None else _BEREFT_S
         deadline = time.monotonic() + grace_s
-        for worker in self._workers:
-            worker.child.wait(remaining_s(deadline))
-            if self._lost is not None:
-                worker.child.kill()
-                worker.child.wait(_BEREFT_S)
-            worker.stop(0)
+        late = [worker.child for worker in self._workers if not worker.child.wait(remaining_s(deadline))]
+        if late and self._lost is None:
+            names = ", ".join(f"{child.name} (pid {child.pid})" for child in late)
+            logger.warning("%s did not end in %g s and must be killed", names, grace_s)
+        for child in late:
+            child.kill()
+        for child in late:
+            child.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import msgspec
@@ -123,7 +124,7 @@ def test_callers_may_use_an_id_twice(processor, monkeypatch):
         ([VOCABULARY], "prompt"),
         ([-1], "prompt"),
     ],
-    ids=str,
+    ids=lambda value: re.sub(" object at 0x[0-9a-f]+", "", str(value)),
 )
 def test_prompts_that_cannot_be_run_are_refused(processor, prompt, parameter):
     refused(processor, parameter, prompt=prompt)

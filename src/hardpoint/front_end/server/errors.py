@@ -28,8 +28,8 @@ _MAX_MESSAGE_CHARS = 4000
 _ADDRESS = re.compile(r"\s*\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 # An absolute path of two parts or more; a URL's path follows a word character and is left alone, as is a place in a
-# schema (#/properties/a).
-_PATH = re.compile(r"(?<![\w/.:#])/(?:[\w.@+~-]+/)+[\w.@+~-]*|\b[A-Za-z]:\\[^\s'\"]+")
+# schema (#/properties/a), and a route of ours.
+_PATH = re.compile(r"(?<![\w/.:#])/(?!v\d/)(?:[\w.@+~-]+/)+[\w.@+~-]*|\b[A-Za-z]:\\[^\s'\"]+")
 
 
 _MESSAGES_TYPES = {
@@ -82,7 +82,11 @@ class Failure:
     def messages_body(self) -> dict[str, Any]:
         """Anthropic's error object."""
         kind = _MESSAGES_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
-        return {"type": "error", "error": {"type": kind, "message": self.body()["error"]["message"]}}
+        message = self.body()["error"]["message"]
+        # There is no place for the parameter but the text.
+        if self.param is not None and self.status < 500 and self.param not in message:
+            message = f"{self.param}: {message}"
+        return {"type": "error", "error": {"type": kind, "message": message}}
 
     def response(self, path: str = "") -> Response:
         """The same as a JSON response, in the shape of the API that `path` belongs to."""
@@ -142,22 +146,27 @@ def _dotted(location: Sequence[Any]) -> str | None:
     return ".".join(parts)[:200] or None
 
 
-def _validation(error: Exception) -> Failure:
-    assert isinstance(error, RequestValidationError | pydantic.ValidationError)
-    problems = list(error.errors())
-    lines: list[str] = []
-    param: str | None = None
-    for problem in problems[:MAX_LISTED_PROBLEMS]:
+def problems_of(error: RequestValidationError | pydantic.ValidationError) -> list[tuple[str | None, str]]:
+    """What a body was refused for: where, as a dotted path, and the reason."""
+    found = []
+    for problem in error.errors():
         cause = (problem.get("ctx") or {}).get("error")
         where = getattr(cause, "parameter", None) or _dotted(problem.get("loc", ()))
-        param = param or where
         # A validator's own words are enough: pydantic puts "Value error, " before them.
         reason = str(cause) if isinstance(cause, ValueError) else str(problem.get("msg", "invalid"))
-        lines.append(f"{where}: {reason}" if where else reason)
+        found.append((where, reason))
+    return found
+
+
+def _validation(error: Exception) -> Failure:
+    assert isinstance(error, RequestValidationError | pydantic.ValidationError)
+    raw, problems = list(error.errors()), problems_of(error)
+    lines = [f"{where}: {reason}" if where else reason for where, reason in problems[:MAX_LISTED_PROBLEMS]]
+    param = next((where for where, _ in problems[:MAX_LISTED_PROBLEMS] if where), None)
     if len(problems) > MAX_LISTED_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_LISTED_PROBLEMS} more")
-    if problems and problems[0].get("type") == "json_invalid":
-        reason = problems[0].get("ctx", {}).get("error", "")
+    if raw and raw[0].get("type") == "json_invalid":
+        reason = raw[0].get("ctx", {}).get("error", "")
         return Failure(400, "Bad Request", sanitise(f"the body is not valid JSON: {reason}"))
     return Failure(400, "Bad Request", sanitise("; ".join(lines)) or "the request is not valid", param)
 

@@ -220,7 +220,7 @@ def test_messages_that_cannot_be_read_are_refused_by_place(make_server, run, mes
         ({"chat_template": "{{ messages }}"}, "chat_template"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 50}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 50}, "top_logprobs"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"cache_salt": "a/b"}, "cache_salt"),

@@ -269,7 +269,7 @@ def test_output_config_binds_the_text(make, run):
         ("stop_sequences", [""], "stop_sequences must not contain an empty text"),
         ("mcp_servers", [{"type": "url"}], "mcp_servers is not supported by this server"),
         ("container", "c", "container is not supported by this server"),
-        ("output_config", {"effort": "high"}, "reasoning_effort is not supported"),
+        ("output_config", {"effort": "high"}, "output_config.effort is not supported"),
         ("top_p", 5, "top_p"),
     ],
 )

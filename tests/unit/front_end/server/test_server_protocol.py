@@ -84,7 +84,7 @@ def test_every_sampling_field_is_used_or_refused():
     from hardpoint.types.sampling_params import SamplingParams
 
     passed_on = set(SharedRequest.sampling_fields(CompletionRequest(prompt="x"), {}))
-    refused = {one.field for one in (*refusals.COMPLETIONS, *refusals.CHAT)}
+    refused = {one.field for one in (*refusals.COMPLETIONS.refused, *refusals.CHAT.refused)}
     # Read by the services themselves, or by nobody on purpose (`user`).
     handled = {
         "model", "user", "stream", "stream_options", "truncate_prompt_tokens", "truncation_side", "prompt_logprobs",

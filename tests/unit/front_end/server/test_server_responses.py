@@ -241,7 +241,7 @@ def test_several_processes_have_no_common_store(make, run, stored):
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [TOOL]}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["message.output_text.logprobs"]}, "include.0"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 100_000}, "max_output_tokens"),

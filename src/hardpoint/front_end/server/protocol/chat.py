@@ -16,6 +16,7 @@ from hardpoint.front_end.server.protocol.base import (
     random_id,
 )
 from hardpoint.front_end.server.protocol.sampling import SharedRequest
+from hardpoint.front_end.server.refusals import CHAT, FieldRules
 from hardpoint.types.answers import DeltaMessage, FunctionCall, OpenAIBaseModel, ToolCall
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -87,9 +88,20 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
     return messages
 
 
+def check_tool_names(names: list[Any], place: str) -> None:
+    """Refuse a name that two tools have: nobody could say which is called.
+
+    place  of the name of the tool `{}`
+    """
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise VLLMValidationError(f"two tools have the name {str(name)[:64]!r}", parameter=place.format(index))
+
+
 class ChatCompletionRequest(SharedRequest):
     """A request for the next message of a conversation."""
 
+    rules: ClassVar[FieldRules] = CHAT
     limit_field: ClassVar[str] = "max_completion_tokens"
 
     messages: list[dict[str, Any]]
@@ -150,6 +162,7 @@ class ChatCompletionRequest(SharedRequest):
             raise VLLMValidationError(f"{name} must be at least 1, got {limit}", parameter=name)
         if self.tool_choice not in (None, "none") and not self.tools:
             raise VLLMValidationError("tool_choice needs tools", parameter="tool_choice")
+        check_tool_names([tool.function.name for tool in self.tools or ()], "tools.{}.function.name")
         return self
 
     @property

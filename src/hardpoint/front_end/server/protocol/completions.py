@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -17,6 +17,7 @@ from hardpoint.front_end.server.protocol.base import (
     random_id,
 )
 from hardpoint.front_end.server.protocol.sampling import SharedRequest
+from hardpoint.front_end.server.refusals import COMPLETIONS, FieldRules
 
 # OpenAI's value when a request gives none, or null.
 DEFAULT_MAX_TOKENS = 16
@@ -52,6 +53,8 @@ Prompt = Annotated[
 
 class CompletionRequest(SharedRequest):
     """A request to continue one or several prompts."""
+
+    rules: ClassVar[FieldRules] = COMPLETIONS
 
     prompt: Prompt = None
     echo: bool | None = False

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from hardpoint.env import envs
 from hardpoint.errors import VLLMValidationError
+from hardpoint.front_end.server.field_names import FieldNames, Place
 from hardpoint.front_end.server.protocol.base import RequestBody, UsageInfo, random_id
-from hardpoint.front_end.server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest
+from hardpoint.front_end.server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest, check_tool_names
+from hardpoint.front_end.server.refusals import COUNT_TOKENS, MESSAGES, FieldRules
 
-# Features of Anthropic's service whose silent loss would change what the client gets.
-_NOT_HERE = ("mcp_servers", "container", "context_management", "output_format")
+# What a chat request calls it -> what we do; the more special ones first.
+_NAMES = {
+    "tools.*.function.parameters": "tools.*.input_schema",
+    "tools.*.function": "tools.*",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+}
 _BLOCKS_OF = {
     "user": ("text", "image", "tool_result"),
     "assistant": ("text", "tool_use", "thinking", "redacted_thinking"),
@@ -61,10 +69,13 @@ def _stop_sequences(value: Any) -> Any:
 class MessagesTool(RequestBody):
     """A tool the model may call."""
 
+    rules: ClassVar[FieldRules] = MESSAGES.inside("tools.*")
+
     type: Literal["custom"] | None = None
     name: str = Field(min_length=1, max_length=128)
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool | None = None
 
 
 class MessagesToolChoice(RequestBody):
@@ -77,6 +88,8 @@ class MessagesToolChoice(RequestBody):
 
 class Thinking(RequestBody):
     """Whether the model thinks before it answers."""
+
+    rules: ClassVar[FieldRules] = MESSAGES.inside("thinking")
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
@@ -93,6 +106,8 @@ class OutputFormat(RequestBody):
 class OutputConfig(RequestBody):
     """How the answer is made."""
 
+    rules: ClassVar[FieldRules] = MESSAGES.inside("output_config")
+
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
@@ -100,32 +115,64 @@ class OutputConfig(RequestBody):
 class CountTokensRequest(RequestBody):
     """A conversation whose tokens are to be counted."""
 
+    rules: ClassVar[FieldRules] = COUNT_TOKENS
+
     model: str | None = None
     messages: Annotated[list[dict[str, Any]], BeforeValidator(_messages)]
     system: str | list[dict[str, Any]] | None = None
     tools: list[MessagesTool] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def to_chat(self, **more: Any) -> ChatCompletionRequest:
-        """The same as a chat request. Raises VLLMValidationError for what it cannot say."""
+    @model_validator(mode="after")
+    def _tool_names(self) -> CountTokensRequest:
+        check_tool_names([tool.name for tool in self.tools or ()], "tools.{}.name")
+        return self
+
+    def to_chat(self) -> tuple[ChatCompletionRequest, FieldNames]:
+        """The same as a chat request, and what its fields are called here.
+
+        Raises VLLMValidationError for what it cannot say.
+        """
+        made = [*self._system(), *self._conversation()]
+        names = FieldNames(_NAMES, [place for _, place in made])
+        with names.told():
+            return self._as_chat([message for message, _ in made]), names
+
+    def _as_chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [*self._system(), *self._conversation()],
+            "messages": messages,
             "chat_template_kwargs": self._template_arguments(),
             "continue_final_message": self._ends_with_words() or None,
+            **self._output(),
             **self._tools(),
-            **more,
+            **self._more(),
         }
         return ChatCompletionRequest(**{name: value for name, value in fields.items() if value is not None})
 
-    def _system(self) -> list[dict[str, Any]]:
-        text = _text_of(self.system, "system") if self.system is not None else ""
-        return [{"role": "system", "content": text}] if text else []
+    def _more(self) -> dict[str, Any]:
+        """What else the chat request says."""
+        return {}
 
-    def _conversation(self) -> list[dict[str, Any]]:
-        made: list[dict[str, Any]] = []
+    def _output(self) -> dict[str, Any]:
+        config = self.output_config
+        if config is None:
+            return {}
+        made: dict[str, Any] = {"reasoning_effort": config.effort}
+        if config.format is not None:
+            schema = {"name": "output", "schema": config.format.json_schema}
+            made["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return made
+
+    def _system(self) -> list[_Made]:
+        text = _text_of(self.system, "system") if self.system is not None else ""
+        return [({"role": "system", "content": text}, Place("system"))] if text else []
+
+    def _conversation(self) -> list[_Made]:
+        made: list[_Made] = []
         for i, message in enumerate(self.messages):
             where = f"messages.{i}.content"
             blocks = _blocks(message["content"], where)
@@ -171,61 +218,55 @@ class CountTokensRequest(RequestBody):
 class MessagesRequest(CountTokensRequest):
     """A request for the next message of a conversation."""
 
+    rules: ClassVar[FieldRules] = MESSAGES
+
     max_tokens: int = Field(ge=1)
     metadata: dict[str, Any] | None = None
     stop_sequences: Annotated[list[str] | None, BeforeValidator(_stop_sequences)] = None
-    output_config: OutputConfig | None = None
     stream: bool = False
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     request_id: str = Field(default_factory=random_id)
 
-    def as_chat(self) -> ChatCompletionRequest:
-        """The same as a chat request. Raises VLLMValidationError for what it cannot say."""
-        for name, value in (self.__pydantic_extra__ or {}).items():
-            if name in _NOT_HERE and value:
-                raise VLLMValidationError(f"{name} is not supported by this server", parameter=name)
-        return self.to_chat(
-            **self._output(),
-            max_tokens=self.max_tokens,
-            stop=self.stop_sequences,
-            stream=self.stream,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            request_id=self.request_id,
-        )
+    def _more(self) -> dict[str, Any]:
+        return {
+            "max_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "request_id": self.request_id,
+        }
 
-    def _output(self) -> dict[str, Any]:
-        config = self.output_config
-        if config is None:
-            return {}
-        made: dict[str, Any] = {"reasoning_effort": config.effort}
-        if config.format is not None:
-            schema = {"name": "output", "schema": config.format.json_schema}
-            made["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return made
+
+# A chat message, and where it comes from.
+_Made = tuple[dict[str, Any], Place]
 
 
 def _function(tool: MessagesTool) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {
+        "name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict,
+    }  # fmt: skip
 
 
-def _told(message: dict[str, Any], blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _told(message: dict[str, Any], blocks: list[dict[str, Any]], where: str) -> list[_Made]:
     """What a user message says, results of tools first, as the model's templates expect them after the calls."""
-    results, parts = [], []
+    results, parts, places = list[_Made](), [], list[str]()
     for j, block in enumerate(blocks):
         place = f"{where}.{j}"
         if block["type"] == "tool_result":
-            results.append(_result(block, place))
-        elif block["type"] == "image":
-            parts.append(_image(block, place))
-        else:
-            parts.append({"type": "text", "text": _field(block, "text", place)})
+            results.append((_result(block, place), Place(place)))
+            continue
+        places.append(place)
+        text = None if block["type"] == "image" else _field(block, "text", place)
+        parts.append(_image(block, place) if text is None else {"type": "text", "text": text})
     texts = [part["text"] for part in parts if part["type"] == "text"]
     content: Any = "\n".join(texts) if len(texts) == len(parts) else parts
-    return [*results, *([{"role": message["role"], "content": content}] if parts or not results else [])]
+    if parts or not results:
+        results.append(({"role": message["role"], "content": content}, Place(where, tuple(places))))
+    return results
 
 
 def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
@@ -246,7 +287,7 @@ def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
     raise VLLMValidationError("an image needs a source of type base64 or url", parameter=f"{where}.source")
 
 
-def _assistant(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+def _assistant(blocks: list[dict[str, Any]], where: str) -> list[_Made]:
     texts, thoughts, calls = [], [], []
     for j, block in enumerate(blocks):
         place = f"{where}.{j}"
@@ -265,7 +306,7 @@ def _assistant(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]
         message["reasoning"] = "".join(thoughts)
     if calls:
         message["tool_calls"] = calls
-    return [message]
+    return [(message, Place(where))]
 
 
 def _text_of(content: Any, where: str) -> str:

@@ -18,12 +18,15 @@ from hardpoint.front_end.server.protocol.base import (
     random_id,
 )
 from hardpoint.front_end.server.protocol.chat import check_messages
+from hardpoint.front_end.server.refusals import COMPARISON, POOLING, POOLING_INPUT, FieldRules
 
 Int64 = Annotated[int, Field(ge=INT64_MIN, le=INT64_MAX)]
 
 
 class PoolingRequestBase(RequestBody):
     """What all of them share."""
+
+    rules: ClassVar[FieldRules] = POOLING
 
     model: str | None = None
     user: str | None = None
@@ -131,6 +134,7 @@ class InputRequest(PoolingRequestBase, CompletionRequestMixin, ChatRequestMixin)
     input: Input = None
     use_activation: bool | None = None
 
+    rules: ClassVar[FieldRules] = POOLING_INPUT
     needs_input: ClassVar[bool] = True
 
     @model_validator(mode="after")
@@ -202,6 +206,8 @@ Texts = Annotated[list[str], BeforeValidator(_texts)]
 
 class ComparisonRequest(PoolingRequestBase):
     """What scoring and reranking share."""
+
+    rules: ClassVar[FieldRules] = COMPARISON
 
     use_activation: bool | None = None
     max_tokens_per_query: Annotated[int, Field(ge=0)] = 0

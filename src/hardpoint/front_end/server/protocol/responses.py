@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from hardpoint.errors import VLLMValidationError
-from hardpoint.front_end.server.protocol.base import RequestBody, UsageInfo, random_id
-from hardpoint.front_end.server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest
+from hardpoint.front_end.server.field_names import FieldNames, Place
+from hardpoint.front_end.server.protocol.base import RequestBody, UsageInfo, check_metadata, random_id
+from hardpoint.front_end.server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest, check_tool_names
+from hardpoint.front_end.server.refusals import RESPONSES, FieldRules
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXTS = ("input_text", "output_text", "text")
+# What a chat request calls it -> what we do; the more special ones first.
+_NAMES = {
+    "tools.*.function": "tools.*",
+    "max_completion_tokens": "max_output_tokens",
+    "messages": "input",
+    "response_format.json_schema": "text.format.schema",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
 
 
 def _input(value: Any) -> Any:
@@ -41,6 +52,8 @@ class ResponseFormat(RequestBody):
 class ResponseText(RequestBody):
     """What concerns the texts of an answer."""
 
+    rules: ClassVar[FieldRules] = RESPONSES.inside("text")
+
     format: ResponseFormat | None = None
     verbosity: str | None = None
 
@@ -48,12 +61,16 @@ class ResponseText(RequestBody):
 class ResponseReasoning(RequestBody):
     """How much the model thinks, and whether that is told in short."""
 
+    rules: ClassVar[FieldRules] = RESPONSES.inside("reasoning")
+
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: str | None = None
 
 
 class ResponsesRequest(RequestBody):
     """A request for a response."""
+
+    rules: ClassVar[FieldRules] = RESPONSES
 
     model: str | None = None
     input: Annotated[list[dict[str, Any]], BeforeValidator(_input)]
@@ -90,32 +107,32 @@ class ResponsesRequest(RequestBody):
     chat_template_kwargs: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
 
-    def check(self) -> None:
-        """Raise VLLMValidationError for a documented field that asks for what this server does not have."""
-        for name, harmless in (
-            ("prompt", self.prompt is None),
-            ("conversation", (self.__pydantic_extra__ or {}).get("conversation") is None),
-            ("max_tool_calls", self.max_tool_calls is None),
-            ("truncation", self.truncation != "auto"),
-            ("top_logprobs", not self.top_logprobs),
-            ("include", not self.include),
-            ("reasoning.summary", self.reasoning is None or self.reasoning.summary in (None, "auto")),
-            ("text.verbosity", self.text is None or self.text.verbosity in (None, "medium")),
-        ):
-            if not harmless:
-                raise VLLMValidationError(f"{name} is not supported by this server", parameter=name)
+    @model_validator(mode="after")
+    def _limits(self) -> ResponsesRequest:
+        check_metadata(self.metadata)
+        check_tool_names([tool.get("name") for tool in self.tools or ()], "tools.{}.name")
+        return self
 
-    def to_chat(self, before: list[dict[str, Any]]) -> ChatCompletionRequest:
-        """The same as a chat request.
+    def to_chat(self, before: list[dict[str, Any]]) -> tuple[ChatCompletionRequest, FieldNames]:
+        """The same as a chat request, and what its fields are called here.
 
         before  messages of the responses this one continues
 
         Raises VLLMValidationError for what it cannot say.
         """
-        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        system = (
+            [({"role": "system", "content": self.instructions}, Place("instructions"))] if self.instructions else []
+        )
+        earlier = [(message, Place("previous_response_id")) for message in before]
+        made = [*system, *earlier, *_placed_messages(self.input)]
+        names = FieldNames(_NAMES, [place for _, place in made])
+        with names.told():
+            return self._as_chat([message for message, _ in made]), names
+
+    def _as_chat(self, messages: list[dict[str, Any]]) -> ChatCompletionRequest:
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [*system, *before, *self.conversation()],
+            "messages": messages,
             "max_completion_tokens": self.max_output_tokens,
             "stream": bool(self.stream or self.background),
             "temperature": self.temperature,
@@ -164,7 +181,12 @@ class ResponsesRequest(RequestBody):
 
 def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Items, of an input or an output, as chat messages. Raises VLLMValidationError naming the item."""
-    messages: list[dict[str, Any]] = []
+    return [message for message, _ in _placed_messages(items)]
+
+
+def _placed_messages(items: list[dict[str, Any]]) -> list[tuple[dict[str, Any], Place]]:
+    """Chat messages, each with where it comes from."""
+    messages: list[tuple[dict[str, Any], Place]] = []
     turn: dict[str, Any] | None = None
     for i, item in enumerate(items):
         where = f"input.{i}"
@@ -173,16 +195,19 @@ def messages_of(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if kind in ("function_call", "reasoning") or role == "assistant":
             if turn is None or (role == "assistant" and turn["content"] is not None):
                 turn = {"role": "assistant", "content": None}
-                messages.append(turn)
+                messages.append((turn, Place(where)))
             _say(turn, kind, item, where)
             continue
         turn = None
         if kind == "function_call_output":
             output = item.get("output")
             told = output if isinstance(output, str) else _text(output, f"{where}.output")
-            messages.append({"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": told})
+            result = {"role": "tool", "tool_call_id": _field(item, "call_id", where), "content": told}
+            messages.append((result, Place(where)))
         elif kind == "message" and role in _ROLES:
-            messages.append({"role": role, "content": _content(item.get("content"), f"{where}.content")})
+            content = _content(item.get("content"), f"{where}.content")
+            parts = tuple(f"{where}.content.{j}" for j in range(len(content))) if isinstance(content, list) else ()
+            messages.append(({"role": role, "content": content}, Place(where, parts)))
         elif kind == "message":
             raise VLLMValidationError(
                 f"a message needs one of the roles {', '.join(_ROLES)}", parameter=f"{where}.role"

@@ -62,6 +62,12 @@ def structured_outputs_of(
     return StructuredOutputsParams(**{**(formatted or {}), **given})
 
 
+def constraint_name(request: Any) -> dict[str, str]:
+    """What a request calls its constraint, in which refusals of the engine are told."""
+    own = request.structured_outputs is None and request.response_format is not None
+    return {"structured_outputs": "response_format"} if own else {}
+
+
 def _of_response_format(form: dict[str, Any]) -> dict[str, Any] | None:
     kind = form.get("type")
     if kind == "text":

@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from hardpoint.front_end.parsers.answers import Answer, merged
 from hardpoint.front_end.prompts import TokenPrompt
+from hardpoint.front_end.server.field_names import FieldNames
 from hardpoint.front_end.server.hooks import Reader
 from hardpoint.front_end.server.logprobs import ChatLogprobs, prompt_logprobs_body
 from hardpoint.front_end.server.protocol.chat import (
@@ -19,7 +20,8 @@ from hardpoint.front_end.server.protocol.chat import (
     ChatCompletionResponseChoice,
     ChatMessage,
 )
-from hardpoint.front_end.server.refusals import CHAT, refuse_unsupported
+from hardpoint.front_end.server.protocol.structured import constraint_name
+from hardpoint.front_end.server.refusals import refuse_unsupported
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.jobs import Job, UsageCount, metrics_of, stream_usage
 from hardpoint.front_end.server.serving.prompts import PromptMaker, output_limit
@@ -30,6 +32,9 @@ from hardpoint.types.outputs import CompletionOutput, RequestOutput
 
 logger = init_logger(__name__)
 
+# What the engine calls the conversation.
+_LOW_NAMES = {"prompt": "messages", "multi_modal_data": "messages"}
+
 
 class ChatService:
     """Answers chat requests of one server."""
@@ -38,19 +43,34 @@ class ChatService:
         self._context = context
         self._prompts = PromptMaker(context)
 
-    async def prepare(self, request: ChatCompletionRequest, http: Request) -> Job:
+    async def prepare(self, request: ChatCompletionRequest, http: Request, names: FieldNames | None = None) -> Job:
         """Check a request, render and tokenise its conversation.
+
+        names  what the client calls the fields, where it asked another API
 
         Raises VLLMValidationError for what cannot be done, ApiError for an unknown model.
         """
+        names = names or FieldNames()
+        with names.told():
+            return await self._prepare(request, http, names)
+
+    async def _prepare(self, request: ChatCompletionRequest, http: Request, names: FieldNames) -> Job:
         context = self._context
         await context.find_model(request.model)
-        refuse_unsupported(request, CHAT)
+        refuse_unsupported(request)
         self._warn_of_unseen_tools(request)
+        low = {
+            **_LOW_NAMES,
+            **constraint_name(request),
+            **({"logprobs": "top_logprobs"} if request.top_logprobs else {}),
+        }
         plan = context.parsers.plan(request, self._prompts.template_arguments(request))
+        if plan.choice.constrains:
+            low["structured_outputs"] = "tools"
         # A parser may have changed it: what runs from here on is the plan's.
         request = plan.request
-        prompt = await self.render_chat_request(request)
+        with FieldNames(low).told():
+            prompt = await self.render_chat_request(request)
         plan.saw_prompt(prompt.token_ids)
         name = "max_completion_tokens" if request.max_completion_tokens is not None else "max_tokens"
         asked = request.output_limit
@@ -58,8 +78,9 @@ class ChatService:
         limit = output_limit(
             asked or default, prompt, context.max_model_len, name=name, prompt_name="messages", exact=asked is not None
         )
-        params = request.to_sampling_params(limit, context.default_sampling_params)
-        return Job.make(context, request, http, "chatcmpl", [prompt], [params], plan)
+        with FieldNames(low).told():
+            params = request.to_sampling_params(limit, context.default_sampling_params)
+        return Job.make(context, request, http, "chatcmpl", [prompt], [params], plan, names.also(low))
 
     async def render_chat_request(self, request: ChatCompletionRequest) -> TokenPrompt:
         """The prompt a request makes. Plugins wrap this to change a request before its conversation is rendered."""

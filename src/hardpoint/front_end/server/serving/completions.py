@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.prompts import TokenPrompt
+from hardpoint.front_end.server.field_names import FieldNames
 from hardpoint.front_end.server.logprobs import CompletionLogprobsBuilder, positions_of, prompt_logprobs_body
 from hardpoint.front_end.server.protocol.completions import (
     DEFAULT_MAX_TOKENS,
@@ -18,7 +19,8 @@ from hardpoint.front_end.server.protocol.completions import (
     CompletionResponse,
     CompletionResponseChoice,
 )
-from hardpoint.front_end.server.refusals import COMPLETIONS, refuse_unsupported
+from hardpoint.front_end.server.protocol.structured import constraint_name
+from hardpoint.front_end.server.refusals import refuse_unsupported
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.jobs import Job, UsageCount, metrics_of, stream_usage
 from hardpoint.front_end.server.serving.prompts import PromptMaker, output_limit
@@ -41,7 +43,7 @@ class CompletionService:
         """
         context = self._context
         await context.find_model(request.model)
-        refuse_unsupported(request, COMPLETIONS)
+        refuse_unsupported(request)
         prompts = await self._prompts.of_completion(request)
         params = [
             request.to_sampling_params(self._limit(request, prompt), context.default_sampling_params)
@@ -49,7 +51,7 @@ class CompletionService:
         ]
         for one in params:
             one.detokenize = context.tokenizer is not None
-        return Job.make(context, request, http, "cmpl", prompts, params)
+        return Job.make(context, request, http, "cmpl", prompts, params, names=FieldNames(constraint_name(request)))
 
     def _limit(self, request: CompletionRequest, prompt: TokenPrompt) -> int:
         # max_tokens=0 still runs the prompt, and the engine makes one token in any case: it is dropped.

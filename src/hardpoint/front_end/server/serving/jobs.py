@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +12,7 @@ from hardpoint.errors import EngineGenerateError, VLLMValidationError
 from hardpoint.front_end.parsers.answers import AnswerPlan
 from hardpoint.front_end.prompts import TokenPrompt
 from hardpoint.front_end.server.asgi import REQUEST_ID_MAX_CHARS, valid_request_id
+from hardpoint.front_end.server.field_names import FieldNames
 from hardpoint.front_end.server.hooks import AnswerTexts, Reader
 from hardpoint.front_end.server.protocol.base import (
     INT64_MAX,
@@ -81,6 +82,7 @@ class Job:
     plan   how answers are read, for messages
     texts  what request hooks do with the answers' texts
     lora_request  the adapter that the request names as its model
+    names  what the client calls the fields that the engine may refuse
     """
 
     request_id: str
@@ -94,6 +96,7 @@ class Job:
     plan: AnswerPlan | None = None
     texts: AnswerTexts | None = None
     lora_request: LoRARequest | None = None
+    names: FieldNames = field(default_factory=FieldNames)
 
     @classmethod
     def make(
@@ -105,10 +108,12 @@ class Job:
         prompts: list[TokenPrompt],
         params: list[SamplingParams],
         plan: AnswerPlan | None = None,
+        names: FieldNames | None = None,
     ) -> Job:
         """Combine the body with the headers, which win.
 
-        plan  how the answers are read, for messages
+        plan   how the answers are read, for messages
+        names  what the client calls the fields
         """
         headers = RequestHeaders.of(http)
         request_id = f"{prefix}-{headers.request_id or request.request_id}"
@@ -126,6 +131,7 @@ class Job:
             plan=plan,
             texts=context.hooks.texts_of(request, http),
             lora_request=context.adapters.get(request.model),
+            names=(names or FieldNames()).also({"data_parallel_rank": "X-data-parallel-rank"}),
         )
 
     def reader(self, choice: int) -> Reader | None:
@@ -147,10 +153,11 @@ class Job:
         merged = merge([self._start(context, index, request_id, trace) for index, request_id in enumerate(ids)])
         with context.running.of(self.request_id, ids):
             try:
-                async for index, output in merged:
-                    if any(one.finish_reason == "error" for one in output.outputs):
-                        raise EngineGenerateError("the engine could not finish this request", code="engine-request")
-                    yield index, output
+                with self.names.told():
+                    async for index, output in merged:
+                        if any(one.finish_reason == "error" for one in output.outputs):
+                            raise EngineGenerateError("the engine could not finish this request", code="engine-request")
+                        yield index, output
             finally:
                 await merged.aclose()
 

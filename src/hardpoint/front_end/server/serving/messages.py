@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 
+from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.server.errors import failure_of, report
+from hardpoint.front_end.server.field_names import FieldNames
+from hardpoint.front_end.server.protocol.chat import ChatCompletionRequest
 from hardpoint.front_end.server.protocol.messages import (
     CountTokensRequest,
     CountTokensResponse,
@@ -17,6 +20,7 @@ from hardpoint.front_end.server.protocol.messages import (
     MessagesResponse,
     MessagesUsage,
 )
+from hardpoint.front_end.server.refusals import refuse_unsupported
 from hardpoint.front_end.server.serving.blocks import (
     CALL,
     MORE,
@@ -45,15 +49,26 @@ class MessagesService:
 
     async def prepare(self, request: MessagesRequest, http: Request) -> Job:
         """Check a request and make its prompt. Raises what a chat request raises."""
-        job = await self._chat.prepare(request.as_chat(), http)
+        chat, names = self._as_chat(request)
+        job = await self._chat.prepare(chat, http, names)
         job.request_id = f"msg_{job.request_id.partition('-')[2]}"
         return job
 
     async def count(self, request: CountTokensRequest) -> CountTokensResponse:
         """How many tokens a conversation has."""
         await self._context.find_model(request.model)
-        prompt = await self._chat.render_chat_request(request.to_chat())
+        chat, names = self._as_chat(request)
+        with names.told():
+            prompt = await self._chat.render_chat_request(chat)
         return CountTokensResponse(input_tokens=len(prompt.token_ids))
+
+    def _as_chat(self, request: CountTokensRequest) -> tuple[ChatCompletionRequest, FieldNames]:
+        """The chat that a request is. Thinking is told apart from the answer by a parser."""
+        refuse_unsupported(request)
+        thinks = request.thinking is not None and request.thinking.type != "disabled"
+        if thinks and self._context.parsers.reasoning_class is None:
+            raise VLLMValidationError("thinking needs a server started with --reasoning-parser", parameter="thinking")
+        return request.to_chat()
 
     async def whole(self, request: MessagesRequest, job: Job) -> MessagesResponse:
         """Run a job to its end and build the answer."""

@@ -40,7 +40,7 @@ from hardpoint.front_end.server.protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
-from hardpoint.front_end.server.refusals import COMPARISON, POOLING, POOLING_INPUT, refuse_unsupported
+from hardpoint.front_end.server.refusals import refuse_unsupported
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.jobs import RequestHeaders, UsageCount
 from hardpoint.front_end.server.serving.numbers import bytes_response, to_json
@@ -164,7 +164,7 @@ class PoolingService:
         self, request: InputRequest, http: Request, prefix: str, task: str | None, dimensions: int | None = None
     ) -> tuple[_Job, list[PoolingRequestOutput[Any]]]:
         model_name = await self._context.find_model(request.model)
-        refuse_unsupported(request, POOLING_INPUT)
+        refuse_unsupported(request)
         self._check_task(task)
         params = PoolingParams(task=task, use_activation=request.use_activation, dimensions=dimensions)
         prompts = [self._for_engine(prompt) for prompt in await self._tokenized(request)]
@@ -227,7 +227,7 @@ class PoolingService:
 
     async def _through_processor(self, request: PoolingRequest, http: Request) -> IOProcessorResponse:
         model_name = await self._context.find_model(request.model)
-        refuse_unsupported(request, POOLING)
+        refuse_unsupported(request)
         if self._processor is None:
             raise VLLMValidationError(
                 "data needs an IO processor, and this server has none (--io-processor-plugin)", parameter="data"
@@ -251,7 +251,7 @@ class PoolingService:
         self, request: ComparisonRequest, http: Request, prefix: str, pairing: Pairing
     ) -> tuple[_Job, list[float], UsageInfo]:
         model_name = await self._context.find_model(request.model)
-        refuse_unsupported(request, COMPARISON)
+        refuse_unsupported(request)
         how = how_to_score(self._context.engine.model_config, self._tasks)
         pairing = await asyncio.to_thread(self._cut, pairing, request)
         if how == CROSS:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +21,7 @@ from hardpoint.front_end.server.protocol.responses import (
     ResponseUsage,
     messages_of,
 )
+from hardpoint.front_end.server.refusals import refuse_unsupported
 from hardpoint.front_end.server.serving.blocks import CALL, CLOSE, MORE, OPEN, TEXT, Block, Change, Progress, changes
 from hardpoint.front_end.server.serving.chat import ChatService
 from hardpoint.front_end.server.serving.context import ServerContext
@@ -30,13 +30,6 @@ from hardpoint.front_end.server.serving.jobs import Job
 # Old responses make room for new ones past either bound.
 _MOST_KEPT = 1024
 _MOST_KEPT_BYTES = 64 << 20
-# What a chat request calls it -> what we do.
-_NAMES = {
-    "max_completion_tokens": "max_output_tokens",
-    "messages": "input",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-}
 _ENDED = ("completed", "incomplete", "failed", "cancelled")
 
 
@@ -126,7 +119,7 @@ class ResponsesService:
 
     async def prepare(self, request: ResponsesRequest, http: Request) -> Run:
         """Check a request and make its prompt. Raises what a chat request raises."""
-        request.check()
+        refuse_unsupported(request)
         store = self._wants_store(request)
         before: list[dict[str, Any]] = []
         if request.previous_response_id is not None:
@@ -134,9 +127,8 @@ class ResponsesService:
             if not kept.ended:
                 raise VLLMValidationError("the previous response has not ended", parameter="previous_response_id")
             before = kept.messages
-        with _in_our_names():
-            chat = request.to_chat(before)
-            job = await self._chat.prepare(chat, http)
+        chat, names = request.to_chat(before)
+        job = await self._chat.prepare(chat, http, names)
         job.request_id = request.request_id
         response = _begun(request, job, chat.temperature, store)
         run = Run(self._context, job, response, [*before, *request.conversation()])
@@ -208,19 +200,6 @@ class ResponsesService:
             await asyncio.wait([kept.task])
             kept.tell()
         return kept.response
-
-
-@contextmanager
-def _in_our_names() -> Iterator[None]:
-    """Let refusals of a chat request name the fields of a response's."""
-    try:
-        yield
-    except VLLMValidationError as error:
-        ours = _NAMES.get(error.parameter or "")
-        if ours is None:
-            raise
-        text = str(error).replace(error.parameter or "", ours)
-        raise VLLMValidationError(text, parameter=ours, value=error.value) from None
 
 
 async def _events_of(kept: Kept, first: int) -> AsyncGenerator[bytes, None]:

@@ -15,7 +15,6 @@ from hardpoint.front_end.server.protocol.tokenize import (
     TokenizeResponse,
     TokenizerInfoResponse,
 )
-from hardpoint.front_end.server.refusals import TOKENIZE_CHAT, refuse_unsupported
 from hardpoint.front_end.server.serving.context import ServerContext
 from hardpoint.front_end.server.serving.prompts import PromptMaker
 
@@ -31,7 +30,6 @@ class TokenizeService:
         """Ids of a text or of a rendered conversation."""
         tokenizer = await self._tokenizer_of(request.model)
         if isinstance(request, TokenizeChatRequest):
-            refuse_unsupported(request, TOKENIZE_CHAT)
             ids = await self._prompts.of_tokenize_chat(request)
         else:
             ids = await self._prompts.text(request.prompt, request.add_special_tokens)

@@ -107,7 +107,7 @@ class ModelTargets:
 
     def __init__(self, model: nn.Module, allowed: list[str] | None = None) -> None:
         self.packed: dict[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
-        self._mapper = getattr(model, "checkpoint_mapper", None) or getattr(model, "hf_to_vllm_mapper", None)
+        self._mapper = getattr(model, "hf_to_vllm_mapper", None)
         self._kinds: dict[str, str] = getattr(model, "embedding_modules", None) or {}
         self._allowed = set(allowed) if allowed else None
         self._elsewhere: list[str] = []

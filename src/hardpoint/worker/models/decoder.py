@@ -1,7 +1,7 @@
-"""What most decoders share: grouped-query attention, the gated MLP, the stack of layers and the output head.
+"""What most decoders share: grouped-query attention, the gated MLP, the layer and the stack of layers.
 
-A model of this kind is its own attention and layer classes on top of these; what differs is said in arguments and
-in the few methods that are meant to be overridden.
+An architecture is a subclass of the layer, of the stack and of `causal_lm.DecoderForCausalLM`. What differs is said in
+their class attributes and in the few methods that are meant to be overridden.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from torch import nn
 from hardpoint.config.current import get_current_vllm_config
 from hardpoint.config.sections import CacheConfig, VllmConfig
 from hardpoint.contracts.attention_backend import AttentionType
-from hardpoint.contracts.model import IntermediateTensors, SupportsLoRA, SupportsPP
+from hardpoint.contracts.model import IntermediateTensors
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.distributed.parallel_state import divide, get_pp_group, get_tensor_model_parallel_world_size
 from hardpoint.worker.layers.activation import get_act_and_mul_fn
 from hardpoint.worker.layers.attention import Attention
 from hardpoint.worker.layers.layernorm import RMSNorm
 from hardpoint.worker.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from hardpoint.worker.layers.logits_processor import LogitsProcessor
 from hardpoint.worker.layers.rotary_embedding import get_rope
-from hardpoint.worker.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from hardpoint.worker.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from hardpoint.worker.models.compilation import support_torch_compile
 from hardpoint.worker.models.loading import (
     AutoWeightsLoader,
     PPMissingLayer,
@@ -33,6 +33,7 @@ from hardpoint.worker.models.loading import (
     make_empty_intermediate_tensors_factory,
     make_layers,
     maybe_prefix,
+    maybe_remap_kv_scale_name,
 )
 
 # A checkpoint's projections and the fused layers they are parts of.
@@ -45,7 +46,6 @@ FUSED_PARTS = WeightsMapper(
         ".up_proj.": (".gate_up_proj.", 1),
     }
 )
-PACKED_MODULES = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 
 NormFactory = Callable[..., nn.Module]
 
@@ -103,22 +103,27 @@ class GatedMLP(nn.Module):
         quant_config: QuantizationConfig | None = None,
         reduce_results: bool = True,
         prefix: str = "",
+        *,
+        bias: bool = False,
+        disable_tp: bool = False,
     ) -> None:
         super().__init__()
         self.gate_up_proj = MergedColumnParallelLinear(
             hidden_size,
             [intermediate_size] * 2,
-            bias=False,
+            bias=bias,
             quant_config=quant_config,
             prefix=f"{prefix}.gate_up_proj",
+            disable_tp=disable_tp,
         )
         self.down_proj = RowParallelLinear(
             intermediate_size,
             hidden_size,
-            bias=False,
+            bias=bias,
             quant_config=quant_config,
             reduce_results=reduce_results,
             prefix=f"{prefix}.down_proj",
+            disable_tp=disable_tp,
         )
         self.act_fn = get_act_and_mul_fn(hidden_act)
 
@@ -145,6 +150,7 @@ class DecoderAttention(nn.Module):
         num_kv_heads: int,
         *,
         head_dim: int | None = None,
+        max_position_embeddings: int | None = None,
         cache_config: CacheConfig | None = None,
         quant_config: QuantizationConfig | None = None,
         prefix: str = "",
@@ -157,6 +163,7 @@ class DecoderAttention(nn.Module):
     ) -> None:
         super().__init__()
         ranks = get_tensor_model_parallel_world_size()
+        self.prefix = prefix
         self.hidden_size = hidden_size
         self.total_num_heads = num_heads
         self.total_num_kv_heads = num_kv_heads
@@ -166,6 +173,7 @@ class DecoderAttention(nn.Module):
         self.q_size = self.num_heads * self.head_dim
         self.kv_size = self.num_kv_heads * self.head_dim
         self.scaling = self.head_dim**-0.5 if scaling is None else scaling
+        self.max_position_embeddings = max_position_embeddings or positions_of(config)
         self.qkv_proj = QKVParallelLinear(
             hidden_size,
             self.head_dim,
@@ -182,9 +190,7 @@ class DecoderAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.o_proj",
         )
-        self.rotary_emb = get_rope(
-            self.head_dim, max_position=positions_of(config), rope_parameters=rope_of_layer(config, prefix)
-        )
+        self._init_rotary_emb(config, quant_config)
         self.attn = Attention(
             self.num_heads,
             self.head_dim,
@@ -202,6 +208,11 @@ class DecoderAttention(nn.Module):
             self.q_norm = norm(self.head_dim, eps=norm_eps_of(config))
             self.k_norm = norm(self.head_dim, eps=norm_eps_of(config))
 
+    def _init_rotary_emb(self, config: Any, quant_config: QuantizationConfig | None) -> None:
+        self.rotary_emb = get_rope(
+            self.head_dim, max_position=self.max_position_embeddings, rope_parameters=rope_of_layer(config, self.prefix)
+        )
+
     def forward(self, positions: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
         """[tokens], [tokens, hidden] -> [tokens, hidden]."""
         qkv, _ = self.qkv_proj(hidden_states)
@@ -214,55 +225,117 @@ class DecoderAttention(nn.Module):
         return output
 
 
+def add_and_norm(
+    norm: nn.Module, hidden_states: torch.Tensor, residual: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a layer's contribution to the residual stream, if there is one yet -> the stream normed, and as it is."""
+    if residual is None:
+        return norm(hidden_states), hidden_states
+    hidden_states, residual = norm(hidden_states, residual)
+    return hidden_states, residual
+
+
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm; a subclass makes `self_attn`, `mlp` and the two norms."""
+    """Attention and MLP, each behind a norm; the residual stream is handed from layer to layer.
 
-    self_attn: nn.Module
-    mlp: nn.Module
-    input_layernorm: nn.Module
-    post_attention_layernorm: nn.Module
+    norm_type         class of the norms
+    mlp_name          what checkpoints call the part behind the second norm
+    activation_field  where a config names that part's activation
+    """
 
-    def _make_norms(self, config: Any) -> None:
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=norm_eps_of(config))
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=norm_eps_of(config))
+    norm_type: ClassVar[type[nn.Module]] = RMSNorm
+    mlp_name: ClassVar[str] = "mlp"
+    activation_field: ClassVar[str] = "hidden_act"
+
+    def __init__(
+        self,
+        config: Any,
+        cache_config: CacheConfig | None = None,
+        quant_config: QuantizationConfig | None = None,
+        prefix: str = "",
+    ) -> None:
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.self_attn = self._make_attention(config, cache_config, quant_config, f"{prefix}.self_attn")
+        self.add_module(self.mlp_name, self._make_mlp(config, quant_config, f"{prefix}.{self.mlp_name}"))
+        self.input_layernorm = self._make_norm(config)
+        self.post_attention_layernorm = self._make_norm(config)
+
+    def _make_attention(
+        self, config: Any, cache_config: CacheConfig | None, quant_config: QuantizationConfig | None, prefix: str
+    ) -> nn.Module:
+        return DecoderAttention(
+            config,
+            config.hidden_size,
+            config.num_attention_heads,
+            kv_heads_of(config),
+            cache_config=cache_config,
+            quant_config=quant_config,
+            prefix=prefix,
+            **self._attention_options(config),
+        )
+
+    def _attention_options(self, config: Any) -> dict[str, Any]:
+        """What this architecture wants of its attention: arguments of `DecoderAttention`."""
+        bias = bool(getattr(config, "attention_bias", False))
+        return {"bias": bias, "bias_o_proj": bias}
+
+    def _make_mlp(self, config: Any, quant_config: QuantizationConfig | None, prefix: str) -> nn.Module:
+        activation = getattr(config, self.activation_field)
+        return GatedMLP(config.hidden_size, config.intermediate_size, activation, quant_config, prefix=prefix)
+
+    def _make_norm(self, config: Any) -> nn.Module:
+        return self.norm_type(config.hidden_size, eps=norm_eps_of(config))
 
     def forward(
         self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """[tokens], [tokens, hidden] twice -> this layer's contribution and the residual stream before it."""
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
+        hidden_states, residual = add_and_norm(self.input_layernorm, hidden_states, residual)
         hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.mlp(hidden_states), residual
+        hidden_states, residual = add_and_norm(self.post_attention_layernorm, hidden_states, residual)
+        return getattr(self, self.mlp_name)(hidden_states), residual
 
 
+def embeddings_for(model: Any, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None) -> torch.Tensor:
+    """What the first pipeline stage begins with: embeddings as they are given, or those of the ids."""
+    if inputs_embeds is not None:
+        return inputs_embeds
+    assert input_ids is not None, "the model needs token ids or their embeddings"
+    embeds: torch.Tensor = model.embed_input_ids(input_ids)
+    return embeds
+
+
+def received(intermediate_tensors: IntermediateTensors | None) -> IntermediateTensors:
+    """What a later pipeline stage begins with."""
+    assert intermediate_tensors is not None, "this pipeline stage needs what the one before it computed"
+    return intermediate_tensors
+
+
+@support_torch_compile
 class DecoderModel(nn.Module):
     """Embeddings, this stage's layers, the last norm.
 
-    embedding_scale  what embeddings are multiplied with
+    layer_type         class of the layers, unless the constructor is given another
+    norm_type          class of the last norm
+    scales_embeddings  whether embeddings are multiplied with the root of the hidden size
+    hf_to_vllm_mapper  from a checkpoint's parts to the layers that fuse them
     """
 
+    layer_type: ClassVar[type[nn.Module]] = DecoderLayer
+    norm_type: ClassVar[type[nn.Module]] = RMSNorm
+    scales_embeddings: ClassVar[bool] = False
     hf_to_vllm_mapper: ClassVar[WeightsMapper] = FUSED_PARTS
 
     def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str,
-        make_layer: Callable[..., nn.Module],
-        norm: NormFactory = RMSNorm,
-        embedding_scale: float | None = None,
+        self, *, vllm_config: VllmConfig, prefix: str = "", decoder_layer_type: type[nn.Module] | None = None
     ) -> None:
         super().__init__()
         config = vllm_config.model_config.hf_text_config
         self.config = config
         self.quant_config = vllm_config.quant_config
         self.vocab_size = config.vocab_size
-        self.embedding_scale = embedding_scale
+        self.embedding_scale = config.hidden_size**0.5 if self.scales_embeddings else None
         group = get_pp_group()
         self.embed_tokens: nn.Module = PPMissingLayer()
         if group.is_first_rank or (is_tied(config) and group.is_last_rank):
@@ -272,13 +345,25 @@ class DecoderModel(nn.Module):
                 quant_config=self.quant_config,
                 prefix=maybe_prefix(prefix, "embed_tokens"),
             )
+        layer_type = decoder_layer_type or self.layer_type
         self.start_layer, self.end_layer, self.layers = make_layers(
-            config.num_hidden_layers, make_layer, prefix=maybe_prefix(prefix, "layers")
+            config.num_hidden_layers,
+            lambda prefix: self._make_layer(layer_type, vllm_config, prefix),
+            prefix=maybe_prefix(prefix, "layers"),
         )
-        last = group.is_last_rank
-        self.norm: nn.Module = norm(config.hidden_size, eps=norm_eps_of(config)) if last else PPMissingLayer()
+        self.norm: nn.Module = PPMissingLayer()
+        if group.is_last_rank:
+            self.norm = self.norm_type(config.hidden_size, eps=norm_eps_of(config))
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory(
             ["hidden_states", "residual"], config.hidden_size
+        )
+
+    def _make_layer(self, layer_type: type[nn.Module], vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        return layer_type(
+            config=self.config,
+            cache_config=vllm_config.cache_config,
+            quant_config=vllm_config.quant_config,
+            prefix=prefix,
         )
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -298,14 +383,11 @@ class DecoderModel(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         """[tokens] ids (or their embeddings) and [tokens] positions -> [tokens, hidden]."""
         residual = None
-        if not get_pp_group().is_first_rank:
-            assert intermediate_tensors is not None, "this pipeline stage needs what the one before it computed"
-            hidden_states, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]
-        elif inputs_embeds is not None:
-            hidden_states = inputs_embeds
+        if get_pp_group().is_first_rank:
+            hidden_states = embeddings_for(self, input_ids, inputs_embeds)
         else:
-            assert input_ids is not None, "the model needs token ids or their embeddings"
-            hidden_states = self.embed_input_ids(input_ids)
+            before = received(intermediate_tensors)
+            hidden_states, residual = before["hidden_states"], before["residual"]
         for layer in self.layers[self.start_layer : self.end_layer]:
             hidden_states, residual = layer(positions, hidden_states, residual)
         if not get_pp_group().is_last_rank:
@@ -316,62 +398,11 @@ class DecoderModel(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load this part's weights, fusing what is fused; returns the names of the parameters loaded."""
-        return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-
-
-class DecoderForCausalLM(nn.Module, SupportsLoRA, SupportsPP):
-    """A decoder with its output head; `model_type` is the class of the part below the head.
-
-    soft_cap  logits are bent to stay within it; None = they are not
-    """
-
-    packed_modules_mapping = PACKED_MODULES
-    embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
-    model_type: ClassVar[Callable[..., Any]] = DecoderModel
-    # From a checkpoint's names to those below `load_weights`; what is fused is the model's own business.
-    checkpoint_mapper: ClassVar[WeightsMapper | None] = None
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_text_config
-        self.config = config
-        self.quant_config = vllm_config.quant_config
-        self.model: Any = self.model_type(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head: nn.Module = PPMissingLayer()
-        if get_pp_group().is_last_rank:
-            head = ParallelLMHead(
-                config.vocab_size,
-                config.hidden_size,
-                quant_config=self.quant_config,
-                prefix=maybe_prefix(prefix, "lm_head"),
-            )
-            self.lm_head = head.tie_weights(self.model.embed_tokens) if is_tied(config) else head
-        self.logits_processor = LogitsProcessor(config.vocab_size, soft_cap=self._soft_cap(config))
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-
-    @staticmethod
-    def _soft_cap(config: Any) -> float | None:
-        return None
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, hidden]."""
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """[tokens] ids (or their embeddings) and [tokens] positions -> [tokens, hidden]."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """[rows, hidden] -> [rows, vocabulary]."""
-        return self.logits_processor(self.lm_head, hidden_states)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint's weights; returns the names of the parameters loaded."""
-        tied = ["lm_head."] if is_tied(self.config) else None
-        return AutoWeightsLoader(self, skip_prefixes=tied).load_weights(weights, mapper=self.checkpoint_mapper)
+        parameters = dict(self.named_parameters())
+        # Scales of a quantised KV cache, where this model keeps none.
+        kept = (
+            (target, tensor)
+            for name, tensor in weights
+            if (target := maybe_remap_kv_scale_name(name, parameters)) is not None
+        )
+        return AutoWeightsLoader(self).load_weights(kept, mapper=self.hf_to_vllm_mapper)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from typing import Any
 
-from hardpoint.config.sections import VllmConfig
 from hardpoint.worker.layers.layernorm import GemmaRMSNorm
-from hardpoint.worker.models.compilation import support_torch_compile
 from hardpoint.worker.models.decoder import DecoderAttention, GatedMLP
 from hardpoint.worker.models.gemma2 import Gemma2DecoderLayer, Gemma2ForCausalLM, Gemma2Model
 from hardpoint.worker.models.loading import WeightsMapper
@@ -18,28 +16,21 @@ Gemma3Attention = DecoderAttention
 class Gemma3DecoderLayer(Gemma2DecoderLayer):
     """One layer."""
 
-    head_norm = GemmaRMSNorm
+    def _attention_options(self, config: Any) -> dict[str, Any]:
+        return {**super()._attention_options(config), "norm": GemmaRMSNorm}
 
 
-@support_torch_compile
 class Gemma3Model(Gemma2Model):
     """The stack of layers."""
 
-    def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str = "",
-        decoder_layer_type: type[nn.Module] = Gemma3DecoderLayer,
-    ) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=decoder_layer_type)
+    layer_type = Gemma3DecoderLayer
 
 
 class Gemma3ForCausalLM(Gemma2ForCausalLM):
     """Gemma 3 with its output head; of a checkpoint that also sees, the text part is loaded."""
 
-    model_type = Gemma3Model
-    checkpoint_mapper = WeightsMapper(
+    stack_type = Gemma3Model
+    hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "model.vision_tower.": None,
             "model.multi_modal_projector.": None,

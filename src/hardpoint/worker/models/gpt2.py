@@ -9,24 +9,22 @@ import torch
 from torch import nn
 
 from hardpoint.config.sections import CacheConfig, VllmConfig
-from hardpoint.contracts.model import IntermediateTensors, SupportsPP
+from hardpoint.contracts.model import IntermediateTensors
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.distributed.parallel_state import divide, get_pp_group, get_tensor_model_parallel_world_size
 from hardpoint.worker.layers.activation import get_act_fn
 from hardpoint.worker.layers.attention import Attention
 from hardpoint.worker.layers.layernorm import LayerNorm
 from hardpoint.worker.layers.linear import ColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from hardpoint.worker.layers.logits_processor import LogitsProcessor
-from hardpoint.worker.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from hardpoint.worker.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from hardpoint.worker.models.causal_lm import CausalLM
 from hardpoint.worker.models.compilation import support_torch_compile
-from hardpoint.worker.models.decoder import is_tied
+from hardpoint.worker.models.decoder import embeddings_for, is_tied, received
 from hardpoint.worker.models.loading import (
-    AutoWeightsLoader,
     PPMissingLayer,
     extract_layer_index,
     make_empty_intermediate_tensors_factory,
     make_layers,
-    maybe_prefix,
 )
 
 # Masks that old checkpoints carry along.
@@ -163,12 +161,9 @@ class GPT2Model(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         """[tokens] ids (or their embeddings) and [tokens] positions -> [tokens, hidden]."""
         if get_pp_group().is_first_rank:
-            assert inputs_embeds is not None or input_ids is not None, "the model needs token ids or embeddings"
-            embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
-            hidden_states = embeds + self.wpe(positions)
+            hidden_states = embeddings_for(self, input_ids, inputs_embeds) + self.wpe(positions)
         else:
-            assert intermediate_tensors is not None, "this pipeline stage needs what the one before it computed"
-            hidden_states = intermediate_tensors["hidden_states"]
+            hidden_states = received(intermediate_tensors)["hidden_states"]
         for layer in self.h[self.start_layer : self.end_layer]:
             hidden_states = layer(hidden_states)
         if not get_pp_group().is_last_rank:
@@ -176,52 +171,18 @@ class GPT2Model(nn.Module):
         return self.ln_f(hidden_states)
 
 
-class GPT2LMHeadModel(nn.Module, SupportsPP):
+class GPT2LMHeadModel(CausalLM):
     """GPT-2 with its output head."""
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_text_config
-        self.config = config
-        self.quant_config = vllm_config.quant_config
-        self.transformer = GPT2Model(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "transformer"))
-        self.lm_head: nn.Module = PPMissingLayer()
-        if get_pp_group().is_last_rank:
-            head = ParallelLMHead(
-                config.vocab_size,
-                config.hidden_size,
-                quant_config=self.quant_config,
-                prefix=maybe_prefix(prefix, "lm_head"),
-            )
-            self.lm_head = head.tie_weights(self.transformer.wte) if is_tied(config) else head  # type: ignore[arg-type]
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.transformer.make_empty_intermediate_tensors
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, hidden]."""
-        return self.transformer.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """[tokens] ids (or their embeddings) and [tokens] positions -> [tokens, hidden]."""
-        return self.transformer(input_ids, positions, intermediate_tensors, inputs_embeds)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """[rows, hidden] -> [rows, vocabulary]."""
-        return self.logits_processor(self.lm_head, hidden_states)
+    stack_type = GPT2Model
+    stack_name = "transformer"
+    embeddings_name = "transformer.wte"
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint's weights; returns the names of the parameters loaded."""
-        tied = ["lm_head."] if is_tied(self.config) else None
-        loader = AutoWeightsLoader(self, skip_prefixes=tied)
         # A GGUF file has them the usual way round.
         gguf = self.quant_config is not None and self.quant_config.get_name() == "gguf"
-        return loader.load_weights(_as_linear(weights, turned=not gguf))
+        return super().load_weights(_as_linear(weights, turned=not gguf))
 
 
 def _as_linear(weights: Iterable[tuple[str, torch.Tensor]], turned: bool) -> Iterator[tuple[str, torch.Tensor]]:

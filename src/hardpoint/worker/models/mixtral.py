@@ -7,18 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hardpoint.config.sections import CacheConfig, VllmConfig
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.layers.fused_moe import FusedMoEFactory, GateLinear
-from hardpoint.worker.layers.layernorm import RMSNorm
-from hardpoint.worker.models.compilation import support_torch_compile
-from hardpoint.worker.models.decoder import (
-    DecoderAttention,
-    DecoderForCausalLM,
-    DecoderModel,
-    kv_heads_of,
-)
-from hardpoint.worker.models.experts import config_of_gate, count_experts
+from hardpoint.worker.models.decoder import DecoderAttention, DecoderLayer, DecoderModel
+from hardpoint.worker.models.experts import ExpertsForCausalLM, config_of_gate
 
 MixtralAttention = DecoderAttention
 
@@ -63,81 +55,29 @@ class MixtralMoE(nn.Module):
         return self.experts(hidden_states, router_logits)
 
 
-class MixtralDecoderLayer(nn.Module):
+class MixtralDecoderLayer(DecoderLayer):
     """One layer."""
 
-    def __init__(
-        self,
-        config: Any,
-        cache_config: CacheConfig | None = None,
-        quant_config: QuantizationConfig | None = None,
-        prefix: str = "",
-    ) -> None:
-        super().__init__()
-        self.hidden_size = config.hidden_size
-        self.self_attn = DecoderAttention(
-            config,
-            config.hidden_size,
-            config.num_attention_heads,
-            kv_heads_of(config),
-            cache_config=cache_config,
-            quant_config=quant_config,
-            prefix=f"{prefix}.self_attn",
-        )
-        self.block_sparse_moe = MixtralMoE(
+    mlp_name = "block_sparse_moe"
+
+    def _make_mlp(self, config: Any, quant_config: QuantizationConfig | None, prefix: str) -> nn.Module:
+        return MixtralMoE(
             config.num_local_experts,
             config.num_experts_per_tok,
             config.hidden_size,
             config.intermediate_size,
             quant_config=quant_config,
-            prefix=f"{prefix}.block_sparse_moe",
+            prefix=prefix,
         )
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-    def forward(
-        self, positions: torch.Tensor, hidden_states: torch.Tensor, residual: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens], [tokens, hidden] twice -> this layer's contribution and the residual stream before it."""
-        if residual is None:
-            residual = hidden_states
-            hidden_states = self.input_layernorm(hidden_states)
-        else:
-            hidden_states, residual = self.input_layernorm(hidden_states, residual)
-        hidden_states = self.self_attn(positions=positions, hidden_states=hidden_states)
-        hidden_states, residual = self.post_attention_layernorm(hidden_states, residual)
-        return self.block_sparse_moe(hidden_states), residual
 
 
-@support_torch_compile
 class MixtralModel(DecoderModel):
     """The stack of layers."""
 
-    def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str = "",
-        decoder_layer_type: type[nn.Module] = MixtralDecoderLayer,
-    ) -> None:
-        config = vllm_config.model_config.hf_text_config
-        super().__init__(
-            vllm_config=vllm_config,
-            prefix=prefix,
-            make_layer=lambda prefix: decoder_layer_type(
-                config=config,
-                cache_config=vllm_config.cache_config,
-                quant_config=vllm_config.quant_config,
-                prefix=prefix,
-            ),
-        )
+    layer_type = MixtralDecoderLayer
 
 
-class MixtralForCausalLM(DecoderForCausalLM):
+class MixtralForCausalLM(ExpertsForCausalLM):
     """Mixtral with its output head."""
 
-    model_type = MixtralModel
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
-        count_experts(self)
+    stack_type = MixtralModel

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from hardpoint.config.sections import CacheConfig, VllmConfig
-from hardpoint.contracts.model import IntermediateTensors, SupportsLoRA, SupportsPP
+from hardpoint.contracts.model import IntermediateTensors, SupportsLoRA
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.distributed.parallel_state import divide, get_pp_group, get_tensor_model_parallel_world_size
 from hardpoint.worker.layers.activation import get_act_fn
 from hardpoint.worker.layers.attention import Attention
 from hardpoint.worker.layers.layernorm import LayerNorm
 from hardpoint.worker.layers.linear import ColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
-from hardpoint.worker.layers.logits_processor import LogitsProcessor
-from hardpoint.worker.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from hardpoint.worker.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from hardpoint.worker.models.causal_lm import CausalLM
 from hardpoint.worker.models.compilation import support_torch_compile
-from hardpoint.worker.models.decoder import is_tied
+from hardpoint.worker.models.decoder import embeddings_for, is_tied, received
 from hardpoint.worker.models.loading import (
     AutoWeightsLoader,
     PPMissingLayer,
@@ -191,14 +191,12 @@ class OPTDecoder(nn.Module):
     ) -> torch.Tensor | IntermediateTensors:
         """[tokens] ids (or their embeddings) and [tokens] positions -> [tokens, width of the embeddings]."""
         if get_pp_group().is_first_rank:
-            assert inputs_embeds is not None or input_ids is not None, "the model needs token ids or embeddings"
-            embeds = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
+            embeds = embeddings_for(self, input_ids, inputs_embeds)
             if self.project_in is not None:
                 embeds, _ = self.project_in(embeds)
             hidden_states = embeds + self.embed_positions(positions)
         else:
-            assert intermediate_tensors is not None, "this pipeline stage needs what the one before it computed"
-            hidden_states = intermediate_tensors["hidden_states"]
+            hidden_states = received(intermediate_tensors)["hidden_states"]
         for layer in self.layers[self.start_layer : self.end_layer]:
             hidden_states = layer(hidden_states)
         if not get_pp_group().is_last_rank:
@@ -252,51 +250,15 @@ class OPTModel(nn.Module):
         return AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
 
 
-class OPTForCausalLM(nn.Module, SupportsPP, SupportsLoRA):
+class OPTForCausalLM(CausalLM, SupportsLoRA):
     """OPT with its output head."""
 
     packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
     embedding_modules: ClassVar[dict[str, str]] = {"embed_tokens": "input_embeddings", "lm_head": "output_embeddings"}
+    stack_type = OPTModel
+    embeddings_name = "model.decoder.embed_tokens"
     # The first checkpoints lack the outer name.
-    hf_to_vllm_mapper: ClassVar[WeightsMapper] = WeightsMapper(orig_to_new_prefix={"decoder.": "model.decoder."})
+    hf_to_vllm_mapper = WeightsMapper(orig_to_new_prefix={"decoder.": "model.decoder."})
 
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config = vllm_config.model_config.hf_text_config
-        self.config = config
-        self.quant_config = vllm_config.quant_config
-        self.model = OPTModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head: nn.Module = PPMissingLayer()
-        if get_pp_group().is_last_rank:
-            head = ParallelLMHead(
-                config.vocab_size,
-                config.word_embed_proj_dim,
-                quant_config=self.quant_config,
-                prefix=maybe_prefix(prefix, "lm_head"),
-            )
-            self.lm_head = head.tie_weights(self.model.decoder.embed_tokens) if is_tied(config) else head  # type: ignore[arg-type]
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
-
-    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, width of the embeddings]."""
-        return self.model.embed_input_ids(input_ids)
-
-    def forward(
-        self,
-        input_ids: torch.Tensor | None,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-    ) -> torch.Tensor | IntermediateTensors:
-        """[tokens] ids (or their embeddings) and [tokens] positions -> what the output head takes."""
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds)
-
-    def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """[rows, width of the embeddings] -> [rows, vocabulary]."""
-        return self.logits_processor(self.lm_head, hidden_states)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load a checkpoint's weights; returns the names of the parameters loaded."""
-        tied = ["lm_head."] if is_tied(self.config) else None
-        return AutoWeightsLoader(self, skip_prefixes=tied).load_weights(weights, mapper=self.hf_to_vllm_mapper)
+    def _head_width(self, config: Any) -> int:
+        return config.word_embed_proj_dim

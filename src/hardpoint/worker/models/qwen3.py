@@ -4,55 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
-
-from hardpoint.config.sections import CacheConfig, VllmConfig
-from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.layers.layernorm import RMSNorm
-from hardpoint.worker.models.compilation import support_torch_compile
-from hardpoint.worker.models.decoder import DecoderAttention, DecoderForCausalLM, GatedMLP, kv_heads_of
-from hardpoint.worker.models.qwen2 import Qwen2DecoderLayer, Qwen2Model
+from hardpoint.worker.models.causal_lm import DecoderForCausalLM
+from hardpoint.worker.models.decoder import DecoderAttention, DecoderLayer, DecoderModel, GatedMLP
 
 Qwen3MLP = GatedMLP
 Qwen3Attention = DecoderAttention
 
 
-class Qwen3DecoderLayer(Qwen2DecoderLayer):
+class Qwen3DecoderLayer(DecoderLayer):
     """One layer."""
 
-    def _make_attention(
-        self, config: Any, cache_config: CacheConfig | None, quant_config: QuantizationConfig | None, prefix: str
-    ) -> nn.Module:
-        bias = bool(getattr(config, "attention_bias", False))
-        return DecoderAttention(
-            config,
-            config.hidden_size,
-            config.num_attention_heads,
-            kv_heads_of(config),
-            cache_config=cache_config,
-            quant_config=quant_config,
-            prefix=prefix,
-            bias=bias,
-            bias_o_proj=bias,
-            norm=RMSNorm,
-        )
+    def _attention_options(self, config: Any) -> dict[str, Any]:
+        return {**super()._attention_options(config), "norm": RMSNorm}
 
 
-@support_torch_compile
-class Qwen3Model(Qwen2Model):
+class Qwen3Model(DecoderModel):
     """The stack of layers."""
 
-    def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str = "",
-        decoder_layer_type: type[nn.Module] = Qwen3DecoderLayer,
-    ) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, decoder_layer_type=decoder_layer_type)
+    layer_type = Qwen3DecoderLayer
 
 
 class Qwen3ForCausalLM(DecoderForCausalLM):
     """Qwen 3 with its output head."""
 
-    model_type = Qwen3Model
+    stack_type = Qwen3Model

@@ -7,21 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from hardpoint.config.current import get_current_vllm_config
 from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.quantization import QuantizationConfig
 from hardpoint.worker.layers.fused_moe import FusedMoEFactory, GateLinear
-from hardpoint.worker.layers.layernorm import RMSNorm
-from hardpoint.worker.models.compilation import support_torch_compile
-from hardpoint.worker.models.decoder import (
-    DecoderAttention,
-    DecoderForCausalLM,
-    DecoderLayer,
-    DecoderModel,
-    GatedMLP,
-    kv_heads_of,
-)
-from hardpoint.worker.models.experts import FUSED_PARTS_AND_EXPERTS, config_of_gate, count_experts
+from hardpoint.worker.models.decoder import DecoderAttention, DecoderModel, GatedMLP
+from hardpoint.worker.models.experts import FUSED_PARTS_AND_EXPERTS, ExpertsForCausalLM, config_of_gate
 from hardpoint.worker.models.loading import extract_layer_index
+from hardpoint.worker.models.qwen3 import Qwen3DecoderLayer
 
 Qwen3MoeMLP = GatedMLP
 Qwen3MoeAttention = DecoderAttention
@@ -61,66 +54,32 @@ class Qwen3MoeSparseMoeBlock(nn.Module):
         return self.experts(hidden_states=hidden_states, router_logits=router_logits)
 
 
-class Qwen3MoeDecoderLayer(DecoderLayer):
+class Qwen3MoeDecoderLayer(Qwen3DecoderLayer):
     """One layer, with experts or with a plain MLP."""
 
     def __init__(self, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__()
-        config, quant_config = vllm_config.model_config.hf_text_config, vllm_config.quant_config
-        bias = bool(getattr(config, "attention_bias", False))
-        self.hidden_size = config.hidden_size
-        self.self_attn = DecoderAttention(
-            config,
-            config.hidden_size,
-            config.num_attention_heads,
-            kv_heads_of(config),
-            cache_config=vllm_config.cache_config,
-            quant_config=quant_config,
-            prefix=f"{prefix}.self_attn",
-            bias=bias,
-            bias_o_proj=bias,
-            norm=RMSNorm,
-        )
-        self.mlp = self._make_mlp(config, vllm_config, quant_config, prefix)
-        self._make_norms(config)
+        config = vllm_config.model_config.hf_text_config
+        super().__init__(config, vllm_config.cache_config, vllm_config.quant_config, prefix)
 
-    def _make_mlp(
-        self, config: Any, vllm_config: VllmConfig, quant_config: QuantizationConfig | None, prefix: str
-    ) -> nn.Module:
+    def _make_mlp(self, config: Any, quant_config: QuantizationConfig | None, prefix: str) -> nn.Module:
         layer = extract_layer_index(prefix)
         sparse = config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
         if sparse and layer not in (config.mlp_only_layers or ()):
-            return Qwen3MoeSparseMoeBlock(vllm_config, prefix=f"{prefix}.mlp")
-        return GatedMLP(
-            config.hidden_size, config.intermediate_size, config.hidden_act, quant_config, prefix=f"{prefix}.mlp"
-        )
+            return Qwen3MoeSparseMoeBlock(get_current_vllm_config(), prefix=prefix)
+        return super()._make_mlp(config, quant_config, prefix)
 
 
-@support_torch_compile
 class Qwen3MoeModel(DecoderModel):
     """The stack of layers."""
 
+    layer_type = Qwen3MoeDecoderLayer
     hf_to_vllm_mapper = FUSED_PARTS_AND_EXPERTS
 
-    def __init__(
-        self,
-        *,
-        vllm_config: VllmConfig,
-        prefix: str = "",
-        decoder_layer_type: type[nn.Module] = Qwen3MoeDecoderLayer,
-    ) -> None:
-        super().__init__(
-            vllm_config=vllm_config,
-            prefix=prefix,
-            make_layer=lambda prefix: decoder_layer_type(vllm_config=vllm_config, prefix=prefix),
-        )
+    def _make_layer(self, layer_type: type[nn.Module], vllm_config: VllmConfig, prefix: str) -> nn.Module:
+        return layer_type(vllm_config=vllm_config, prefix=prefix)
 
 
-class Qwen3MoeForCausalLM(DecoderForCausalLM):
+class Qwen3MoeForCausalLM(ExpertsForCausalLM):
     """Qwen 3 with experts and its output head."""
 
-    model_type = Qwen3MoeModel
-
-    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix)
-        count_experts(self)
+    stack_type = Qwen3MoeModel

@@ -26,6 +26,8 @@ MAX_LISTED_PROBLEMS = 10
 _MAX_MESSAGE_CHARS = 4000
 
 _ADDRESS = re.compile(r"\s*\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
+_ALTERNATIVE = re.compile(r"^[A-Z]\w*$|\[")
+_PLAIN = ("str", "int", "float", "bool")
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 # An absolute path of two parts or more; a URL's path follows a word character and is left alone, as is a place in a
 # schema (#/properties/a), and a route of ours.
@@ -143,19 +145,23 @@ def _http(error: Exception) -> Failure:
 def _dotted(location: Sequence[Any]) -> str | None:
     """`("body", "messages", 0, "role")` -> `messages.0.role`."""
     parts = [str(part) for part in location if part not in ("body", "query", "path", "header")]
+    # Pydantic says which kind of several it tried: a class, or a type in brackets.
+    last = len(parts) - 1
+    parts = [part for i, part in enumerate(parts) if not (_ALTERNATIVE.search(part) or (i == last and part in _PLAIN))]
     return ".".join(parts)[:200] or None
 
 
 def problems_of(error: RequestValidationError | pydantic.ValidationError) -> list[tuple[str | None, str]]:
-    """What a body was refused for: where, as a dotted path, and the reason."""
-    found = []
+    """What a body was refused for: where, as a dotted path, and the reason, for a value of several kinds all of them."""
+    found: dict[str | None, list[str]] = {}
     for problem in error.errors():
         cause = (problem.get("ctx") or {}).get("error")
         where = getattr(cause, "parameter", None) or _dotted(problem.get("loc", ()))
         # A validator's own words are enough: pydantic puts "Value error, " before them.
         reason = str(cause) if isinstance(cause, ValueError) else str(problem.get("msg", "invalid"))
-        found.append((where, reason))
-    return found
+        if reason not in found.setdefault(where, []):
+            found[where].append(reason)
+    return [(where, " or: ".join(reasons)) for where, reasons in found.items()]
 
 
 def _validation(error: Exception) -> Failure:

@@ -25,11 +25,11 @@ info_router = APIRouter()
 def _kind(body: Any) -> str:
     """A body with messages is a conversation; telling by this keeps the error list short."""
     has = "messages" in body if isinstance(body, dict) else hasattr(body, "messages")
-    return "chat" if has else "text"
+    return "Chat" if has else "Text"
 
 
 TokenizeRequest = Annotated[
-    Annotated[TokenizeCompletionRequest, Tag("text")] | Annotated[TokenizeChatRequest, Tag("chat")],
+    Annotated[TokenizeCompletionRequest, Tag("Text")] | Annotated[TokenizeChatRequest, Tag("Chat")],
     Discriminator(_kind),
 ]
 

@@ -188,11 +188,36 @@ def test_a_response_in_the_background_is_cancelled(make, run, stored):
             await asyncio.sleep(0.005)
         cancelled = (await server.post(f"{PATH}/{begun['id']}/cancel", None)).json()
         assert cancelled["status"] == "cancelled"
+        assert (await server.post(f"{PATH}/{begun['id']}/cancel", None)).json() == cancelled
         assert (await ends(server, begun["id"]))["status"] == "cancelled"
         assert server.engine.aborted == [begun["id"]]
         done = await asked(server, input="x", max_output_tokens=1)
         refused = await server.post(f"{PATH}/{done['id']}/cancel", None)
         assert refused.status_code == 400
+
+    run(check())
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 30])
+def test_whoever_follows_sees_how_a_cancelled_response_began_and_ended(make, run, stored, steps):
+    async def check():
+        server = await make("a" * 500 + EOS)
+        server.engine.pace_s = 0.001
+        service, held = server.app.state.openai_serving_responses, asyncio.Event()
+        if steps == 0:
+            server.engine.next_step = held.wait
+        begun = await asked(server, background=True)
+        followed = asyncio.create_task(server.http.get(f"{PATH}/{begun['id']}", params={"stream": True}))
+        while len(service._store.get(begun["id"]).events) < steps:
+            await asyncio.sleep(0.001)
+        assert (await server.post(f"{PATH}/{begun['id']}/cancel", None)).json()["status"] == "cancelled"
+        events = read((await followed).text)
+        assert [event["type"] for event in events[:2]] == ["response.created", "response.queued"]
+        assert events[0]["response"]["status"] == "queued"
+        assert (events[-1]["type"], events[-1]["response"]["status"]) == ("response.cancelled", "cancelled")
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        again = await server.http.get(f"{PATH}/{begun['id']}", params={"stream": True})
+        assert read(again.text) == events
 
     run(check())
 

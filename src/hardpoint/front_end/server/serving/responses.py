@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,11 +38,13 @@ class Kept:
     """A response that can be asked for again.
 
     messages  the conversation up to it, for those that continue it
+    leave     ends it where it stands, if it has not ended
     events    of its stream so far, in order; their sequence numbers are their places
     """
 
     response: ResponsesResponse
     messages: list[dict[str, Any]]
+    leave: Callable[[], None]
     events: list[bytes] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -175,6 +177,7 @@ class ResponsesService:
         """Run in the background; the response as it is now."""
         kept = run.kept
         assert kept is not None
+        run.queue()
         kept.task = asyncio.create_task(run.to_the_end())
         return run.response
 
@@ -195,10 +198,10 @@ class ResponsesService:
         if kept.task is None:
             raise VLLMValidationError("only a response in the background can be cancelled", parameter="response_id")
         if not kept.ended:
-            kept.response.status = "cancelled"
             kept.task.cancel()
             await asyncio.wait([kept.task])
-            kept.tell()
+            # One that was cancelled before its first step could not do it itself.
+            kept.leave()
         return kept.response
 
 
@@ -258,13 +261,20 @@ class Run:
         self._messages = messages
         self._store: ResponseStore | None = None
         self._number = 0
+        self._created = False
         self._ids: list[str] = []
 
     def keep_in(self, store: ResponseStore) -> None:
         """Keep the response and its events, now and as they come."""
-        self.kept = Kept(self.response, self._messages)
+        self.kept = Kept(self.response, self._messages, self._leave)
         self._store = store
         store.add(self.kept)
+
+    def queue(self) -> None:
+        """Tell of a response that is made in the background before anything of it is."""
+        for kind in ("response.created", "response.queued"):
+            self._event(kind, response=self.response.model_dump())
+        self._created = True
 
     async def to_the_end(self) -> None:
         """Run for those who ask later."""
@@ -301,7 +311,7 @@ class Run:
 
     def _opening(self) -> Iterator[bytes]:
         self.response.status = "in_progress"
-        for kind in ("response.created", "response.in_progress"):
+        for kind in (*(() if self._created else ("response.created",)), "response.in_progress"):
             yield self._event(kind, response=self.response.model_dump())
 
     def _close(self, progress: Progress) -> None:
@@ -330,10 +340,15 @@ class Run:
 
     def _leave(self) -> None:
         """Whatever ended the run: nobody waits for more of it."""
-        if self.response.status not in _ENDED:
+        ended = self.response.status in _ENDED
+        if not ended:
             self.response.status = "cancelled"
         if self.kept is None or self._store is None:
             return
+        if not ended:
+            if not self.kept.events:
+                self._event("response.created", response=self.response.model_dump())
+            self._event("response.cancelled", response=self.response.model_dump())
         if self.response.status in ("completed", "incomplete"):
             self.kept.messages = [*self._messages, *messages_of(self.response.output)]
         self.kept.tell()

@@ -157,6 +157,34 @@ def test_a_stream_with_a_wrong_constraint_has_a_status_of_its_own(served):
     assert "regex" in answer.json()["error"]["message"]
 
 
+# What no text can follow, or is no grammar at all -> words of the reason.
+GRAMMARS = {
+    "root ::= root": "no text can satisfy it",
+    "start: start": "no text can satisfy it",
+    "root ::= x\nx ::= y\ny ::= x": "no text can satisfy it",
+    "start: A\nA: A 'b'": "xgrammar: EBNF lexer error at line 1",
+    "root ::= foo": "Rule 'foo' not found",
+    'start: "a" foo': 'unknown name: "foo"',
+    "((((": "Expected name at line 1",
+}
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_a_grammar_that_cannot_be_kept_is_refused_in_words(served, grammar):
+    answer = complete(served, structured_outputs={"grammar": grammar})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "structured_outputs")
+    assert GRAMMARS[grammar] in error["message"]
+    assert not re.search("Bias|RuntimeError|/project|<path>|0x", error["message"])
+
+
+def test_a_grammar_that_begins_with_itself_is_kept(served):
+    for grammar in ('root ::= root "a" | "b"', 'start: start "a" | "b"', 'root ::= x\nx ::= x "a" | "b" | ""'):
+        answer = complete(served, structured_outputs={"grammar": grammar}, max_tokens=8)
+        assert answer.status_code == 200, answer.text
+        assert re.fullmatch("b?a*", answer.json()["choices"][0]["text"])
+
+
 def test_the_official_client_parses(served):
     from pydantic import BaseModel
 

@@ -36,6 +36,15 @@ _RULES = SchemaRules(
 _LIMITS = {"max_items_in_row": 2000, "step_lexer_fuel": 200_000, "step_max_items": 50_000, "verbose_errors": False}
 
 
+# Why the library stops, where it says no more than the name of it.
+_REASONS = {
+    "NoExtension": "no text can satisfy it",
+    "NoExtensionBias": "no text can satisfy it",
+    "LexerTooComplex": "it is too complex",
+    "ParserTooComplex": "it is too complex",
+}
+
+
 class GuidanceBackend(StructuredOutputBackend):
     """All kinds of constraint; refuses what it does not implement."""
 
@@ -113,7 +122,8 @@ class GuidanceGrammar(SteppedGrammar):
         clear_bits(row, [self._end_token])
 
     def _fault(self) -> GrammarError:
-        return GrammarError(self._matcher.get_error().replace("<non-verbose/>", "").strip())
+        text = self._matcher.get_error().replace("<non-verbose/>", "").strip()
+        return GrammarError(_REASONS.get(text, text))
 
     def _is_complete(self) -> bool:
         return self._matcher.is_accepting()

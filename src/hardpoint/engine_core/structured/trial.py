@@ -69,7 +69,8 @@ def try_job(backends: Backends, job: GrammarJob) -> GrammarVerdict:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         text = _tidy(str(error)) or type(error).__name__
-        return GrammarVerdict(REFUSED, text if isinstance(error, GrammarError) else f"{type(error).__name__}: {text}")
+        told = isinstance(error, GrammarError | RuntimeError | ValueError)
+        return GrammarVerdict(REFUSED, text if told else f"{type(error).__name__}: {text}")
 
 
 def load_backend(backends: Backends, job: GrammarJob) -> GrammarVerdict:

@@ -11,4 +11,4 @@ from hardpoint.testing import check_reasoning_parser
 def test_the_example():
     file = examples() / "reasoning_parser_plugin" / "acme_reasoning_parser_plugin" / "__init__.py"
     with isolated():
-        check_reasoning_parser(choose_parser("reasoning_parsers", "acme_file", str(file)), ["a\n=> b"])
+        check_reasoning_parser(choose_parser("reasoning_parsers", "acme_file", str(file)), ["<think>a</think>b"])

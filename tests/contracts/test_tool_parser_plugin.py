@@ -11,4 +11,5 @@ from hardpoint.testing import check_tool_parser
 def test_the_example():
     file = examples() / "tool_parser_plugin" / "acme_tool_parser_plugin" / "__init__.py"
     with isolated():
-        check_tool_parser(choose_parser("tool_parsers", "acme_file", str(file)), ["!f {}"])
+        parser = choose_parser("tool_parsers", "acme_file", str(file))
+        check_tool_parser(parser, ['<tool_call>{"name": "functions.f", "arguments": {}}</tool_call>'])

@@ -63,10 +63,21 @@ def run(args: Namespace) -> int:
             try:
                 return _run(args, signals, source, facts, results)
             except StopRequested:
-                logger.warning("interrupted; the same command goes on from here (%s)", results.partial)
+                logger.warning("interrupted%s", _how_to_go_on(facts, results))
                 return INTERRUPTED
+            except BaseException:
+                if results.count:
+                    logger.warning("the batch has failed%s", _how_to_go_on(facts, results))
+                raise
             finally:
                 end_strays()
+
+
+def _how_to_go_on(facts: InputFacts, results: Results) -> str:
+    if not results.count:
+        return "; it has no results yet"
+    done = f"{results.count} of {facts.requests} results are in {results.partial}"
+    return f"; {done}: the same command goes on from there, with --no-resume it begins anew"
 
 
 def _line_limit() -> int:
@@ -103,8 +114,8 @@ def _run(args: Namespace, signals: StopSignals, source: Path, facts: InputFacts,
         raise StartError(
             f"the engine ended before every request was answered: {tally.answered} of {facts.requests} are",
             code="engine-dead",
-            origin=str(results.partial),
-            fix="see the error above; the same command goes on from here",
+            origin="run-batch",
+            fix="see the error above",
         )
     _finish(args, results, tally)
     return 0

@@ -129,7 +129,8 @@ def check_apart(source: Path, output: Path) -> None:
 class Results:
     """The results of a run, in a file beside `output` until `publish` puts them in its place.
 
-    key  tells runs apart that share an output: only one with the same key goes on where another ended
+    key    tells runs apart that share an output: only one with the same key goes on where another ended
+    count  results so far, those of an earlier run included
     """
 
     def __init__(self, output: Path, key: str, fresh: bool) -> None:
@@ -139,12 +140,24 @@ class Results:
             if output.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self.answered = {} if fresh else self._kept()
-            self._file = self.partial.open("wb")
-            for line in self.answered.values():
-                self._file.write(line)
-            self._file.flush()
+            self.count = len(self.answered)
+            self._file = self._begun()
         except OSError as error:
             raise _cannot_write(output, error) from None
+
+    def _begun(self) -> BinaryIO:
+        """The file to go on in. What is kept is there whole or as it was: a full disk loses nothing."""
+        new = self.partial.with_name(f"{self.partial.name}.new")
+        file = new.open("wb")
+        try:
+            file.writelines(self.answered.values())
+            file.flush()
+            new.replace(self.partial)
+        except OSError:
+            file.close()
+            new.unlink(missing_ok=True)
+            raise
+        return file
 
     def _kept(self) -> dict[str, bytes]:
         """custom_id -> line, of the results an earlier run left that asking again would not change."""
@@ -168,20 +181,23 @@ class Results:
         }
         self._file.write(msgspec.json.encode(entry) + b"\n")
         self._file.flush()
+        self.count += 1
 
     def publish(self) -> None:
         """Put the results in the output's place. Raises ConfigError where that cannot be written."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        self.close()
+        self._file.close()
         try:
             self.partial.replace(self.output)
         except OSError as error:
             raise _cannot_write(self.output, error) from None
 
     def close(self) -> None:
-        """Stop writing; the results so far stay for the next run."""
+        """Stop writing; the results so far stay for the next run, and nothing stays where there is none."""
         self._file.close()
+        if not self.count:
+            self.partial.unlink(missing_ok=True)
 
 
 def _settled(line: bytes) -> str | None:

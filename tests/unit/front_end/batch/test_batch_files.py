@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -135,3 +138,26 @@ def test_what_an_earlier_run_left_is_on_the_disk_again_at_once(tmp_path):
     second = Results(output, "key-of-a-run", fresh=False)
     assert second.partial.read_bytes().count(b"\n") == 1
     second.close()
+
+
+def test_a_run_without_results_leaves_nothing(tmp_path):
+    results = Results(tmp_path / "out", "key-of-a-run", fresh=False)
+    assert results.partial.exists()
+    results.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_loses_no_earlier_result(tmp_path, monkeypatch):
+    first = Results(tmp_path / "out", "key-of-a-run", fresh=False)
+    first.add(request("ok"), response(200), None)
+    first.close()
+    before = first.partial.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(ConfigError, match="No space left"):
+            Results(tmp_path / "out", "key-of-a-run", fresh=False)
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

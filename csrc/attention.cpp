@@ -71,8 +71,9 @@ void AttentionPlan::make(const HpAttention& layer, const HpBatch& of, int64_t fr
         const int64_t rows = here.count * group, length = of.lengths[request];
         const int64_t tile = std::max<int64_t>(1, most_rows * head_size * std::min(length, here.position + here.count));
         const int64_t each = few ? most_rows : std::max<int64_t>(1, PIECE_PRODUCTS / tile) * most_rows;
-        for (int32_t head = 0; head < kv_heads; ++head) {
-            for (int64_t row = 0; row < rows; row += each) {
+        // All heads of a token before the next one: a thread's share is tokens.
+        for (int64_t row = 0; row < rows; row += each) {
+            for (int32_t head = 0; head < kv_heads; ++head) {
                 const int64_t count = std::min(each, rows - row);
                 const Spans spans = spans_of(*this, length, here.position + row / group,
                                              here.position + (row + count - 1) / group);

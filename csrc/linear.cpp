@@ -18,34 +18,36 @@ constexpr int64_t PANEL_TOKENS = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// How a matrix is cut: runs of groups by panels of tokens.
-struct Cut {
-    int64_t groups_each, runs, panels;
-    int64_t pieces() const { return runs * panels; }
-};
+Panels panels_of(const LinearJob& job) { return {job.tokens, PANEL_TOKENS, Pool::get().threads()}; }
 
-Cut cut(int64_t groups, int64_t columns, int64_t tokens, int64_t threads) {
-    const int64_t panels = ceil_div(tokens, PANEL_TOKENS);
-    const int64_t products = std::max<int64_t>(1, GROUP * columns * std::min(tokens, PANEL_TOKENS));
+// Groups of a matrix that are computed with a panel in one piece.
+int64_t groups_each(const LinearJob& job, const HpMatrix& matrix, const Panels& panels) {
+    const int64_t groups = ceil_div(matrix.rows, GROUP), tokens = ceil_div(job.tokens, panels.count);
+    const int64_t products = std::max<int64_t>(1, GROUP * job.layer->columns * tokens);
     const int64_t enough = std::max<int64_t>(1, PIECE_PRODUCTS / products);
-    const int64_t fair = std::max<int64_t>(1, groups * panels / (threads * PIECES_PER_THREAD));
-    const int64_t each = std::min(groups, std::max(enough, fair));
-    return {each, ceil_div(groups, each), panels};
+    const int64_t fair = std::max<int64_t>(1, groups * panels.count / (Pool::get().threads() * PIECES_PER_THREAD));
+    return std::min(groups, std::max(enough, fair));
 }
 
-Cut cut_of(const LinearJob& job, const HpMatrix& matrix) {
-    return cut(ceil_div(matrix.rows, GROUP), job.layer->columns, job.tokens, Pool::get().threads());
+// Pieces a panel is computed in.
+int64_t runs_of(const LinearJob& job, const Panels& panels) {
+    int64_t runs = 0;
+    for (int64_t i = 0; i < job.layer->count; ++i) {
+        const HpMatrix& matrix = job.layer->matrices[i];
+        runs += ceil_div(ceil_div(matrix.rows, GROUP), groups_each(job, matrix, panels));
+    }
+    return runs;
 }
 
-void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_t piece, int64_t first_row,
-             Lane& lane) {
-    const int64_t columns = job.layer->columns, blocks = columns / BLOCK;
-    const int64_t token = piece / by.runs * PANEL_TOKENS, count = std::min(PANEL_TOKENS, job.tokens - token);
-    const int64_t groups = ceil_div(matrix.rows, GROUP), first = piece % by.runs * by.groups_each;
+// Groups `first` to `last` of a matrix for tokens `token` to `end`.
+void compute(const LinearJob& job, const HpMatrix& matrix, int64_t first, int64_t last, int64_t first_row,
+             int64_t token, int64_t end, Lane& lane) {
+    const int64_t columns = job.layer->columns, blocks = columns / BLOCK, count = end - token;
     const int64_t size = packed_group_bytes(matrix.type, columns);
-    const auto* rounded = reinterpret_cast<const Rounded*>(job.rounded) + token * blocks;
+    const auto* rounded = reinterpret_cast<const Rounded*>(job.rounded);
+    if (rounded) rounded += token * blocks;
     void* panel = lane.scratch(panel_bytes(blocks));
-    for (int64_t g = first; g < std::min(groups, first + by.groups_each); ++g) {
+    for (int64_t g = first; g < last; ++g) {
         const int rows = static_cast<int>(std::min<int64_t>(GROUP, matrix.rows - g * GROUP));
         const int64_t row = first_row + g * GROUP;
         const Output out{job.out + token * job.out_stride + row, job.out_stride, rows,
@@ -60,14 +62,20 @@ void compute(const LinearJob& job, const HpMatrix& matrix, const Cut& by, int64_
     }
 }
 
+// Panel after panel, so that a thread's share is a few tokens and all rows rather than all tokens.
 void run_piece(const void* context, int64_t piece, Lane& lane) {
     const LinearJob& job = *static_cast<const LinearJob*>(context);
-    int64_t row = 0;
+    const Panels panels = panels_of(job);
+    const int64_t runs = runs_of(job, panels), panel = piece / runs;
+    int64_t run = piece % runs, row = 0;
     for (int64_t i = 0; i < job.layer->count; ++i) {
         const HpMatrix& matrix = job.layer->matrices[i];
-        const Cut by = cut_of(job, matrix);
-        if (piece < by.pieces()) return compute(job, matrix, by, piece, row, lane);
-        piece -= by.pieces();
+        const int64_t groups = ceil_div(matrix.rows, GROUP), each = groups_each(job, matrix, panels);
+        const int64_t here = ceil_div(groups, each);
+        if (run < here)
+            return compute(job, matrix, run * each, std::min(groups, (run + 1) * each), row, panels.begin(panel),
+                           panels.begin(panel + 1), lane);
+        run -= here;
         row += matrix.rows;
     }
 }
@@ -90,9 +98,8 @@ void round_tokens(const float* x, int64_t x_stride, int64_t columns, int64_t fir
 }
 
 Phase linear_phase(const LinearJob& job) {
-    int64_t pieces = 0;
-    for (int64_t i = 0; i < job.layer->count; ++i) pieces += cut_of(job, job.layer->matrices[i]).pieces();
-    return {run_piece, &job, pieces};
+    const Panels panels = panels_of(job);
+    return {run_piece, &job, panels.count * runs_of(job, panels)};
 }
 
 int64_t linear_products(const LinearJob& job) {

@@ -71,6 +71,8 @@ extern const FloatKernels generic_floats;
 #if defined(__x86_64__)
 extern const FloatKernels avx2_floats;
 extern const FloatKernels avx512_floats;
+#elif defined(__aarch64__)
+extern const FloatKernels neon_floats;
 #endif
 
 }  // namespace hardpoint

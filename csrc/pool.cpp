@@ -52,7 +52,7 @@ Pool& Pool::get() {
     return *pool;
 }
 
-Pool::Pool() { lanes_.push_back(std::make_unique<Lane>(0)); }
+Pool::Pool() : shares_(1) { lanes_.push_back(std::make_unique<Lane>(0)); }
 
 void Pool::resize(int threads, const int32_t* cores) {
     if (threads < 1) threads = 1;
@@ -63,6 +63,7 @@ void Pool::resize(int threads, const int32_t* cores) {
     for (auto& worker : workers_) worker.join();
     workers_.clear();
     lanes_.resize(1);
+    shares_ = std::vector<Share>(threads);
     stopping_ = false;
     for (int i = 1; i < threads; ++i) {
         lanes_.push_back(std::make_unique<Lane>(i));
@@ -81,23 +82,40 @@ void Pool::open(int64_t phase, Lane& lane) {
     if (phase == count_) return finished_.store(job_, std::memory_order_release);
     done_.store(0, std::memory_order_relaxed);
     const uint64_t number = static_cast<uint32_t>(first_ + phase);
-    ticket_.store(number << 32 | static_cast<uint32_t>(phases_[phase].pieces));
+    const int64_t pieces = phases_[phase].pieces, shares = threads();
+    for (int64_t i = 0; i < shares; ++i) {
+        const int64_t from = pieces * i / shares, to = pieces * (i + 1) / shares;
+        shares_[i].end = to;
+        shares_[i].left.store(number << 32 | static_cast<uint32_t>(to - from), std::memory_order_release);
+    }
+    // Whoever goes to sleep now either sees the phase or is seen.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     if (wake_ && sleepers_.load() > 0) {
         calls_.fetch_add(1);
         calls_.notify_all();
     }
 }
 
-bool Pool::take_one(Lane& lane) {
-    uint64_t seen = ticket_.load(std::memory_order_acquire);
-    do {
-        if (static_cast<uint32_t>(seen) == 0) return false;
-    } while (!ticket_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire));
-    const int64_t index = static_cast<uint32_t>(static_cast<uint32_t>(seen >> 32) - first_);
-    const Phase& phase = phases_[index];
-    const int64_t pieces = phase.pieces;
-    phase.run(phase.context, pieces - static_cast<uint32_t>(seen), lane);
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == pieces) open(index + 1, lane);
+// Run pieces until none is left; whether there were any. All are of one phase: it cannot end before those of this
+// thread are counted.
+bool Pool::help(Lane& lane) {
+    const int shares = threads();
+    int64_t ran = 0, index = 0;
+    for (int i = 0; i < shares; ++i) {
+        Share& share = shares_[(lane.thread + i) % shares];
+        uint64_t seen = share.left.load(std::memory_order_acquire);
+        while (static_cast<uint32_t>(seen) != 0) {
+            if (!share.left.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire))
+                continue;
+            index = static_cast<uint32_t>(static_cast<uint32_t>(seen >> 32) - first_);
+            phases_[index].run(phases_[index].context, share.end - static_cast<uint32_t>(seen), lane);
+            ++ran;
+            seen = share.left.load(std::memory_order_acquire);
+        }
+    }
+    if (!ran) return false;
+    const int64_t pieces = phases_[index].pieces;
+    if (done_.fetch_add(ran, std::memory_order_acq_rel) + ran == pieces) open(index + 1, lane);
     return true;
 }
 
@@ -105,16 +123,20 @@ void Pool::work(Lane& lane) {
     using Clock = std::chrono::steady_clock;
     auto idle_since = Clock::now();
     while (!stopping_.load(std::memory_order_relaxed)) {
-        if (take_one(lane)) {
-            while (take_one(lane)) {}
+        uint32_t phase = phase_at(lane);
+        if (help(lane)) {
+            do phase = phase_at(lane);
+            while (help(lane));
             idle_since = Clock::now();
         }
-        for (int i = 0; i < PAUSES_PER_LOOK && !has_work(); ++i) pause();
-        if (has_work() || Clock::now() - idle_since < SPIN) continue;
+        const auto unchanged = [&] { return phase_at(lane) == phase && !stopping_.load(std::memory_order_relaxed); };
+        for (int i = 0; i < PAUSES_PER_LOOK && unchanged(); ++i) pause();
+        if (!unchanged() || Clock::now() - idle_since < SPIN) continue;
         // Announce the sleep before looking a last time, so that a caller either sees it or is seen.
         sleepers_.fetch_add(1);
         const uint32_t calls = calls_.load();
-        if (!has_work() && !stopping_) calls_.wait(calls);
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        if (unchanged()) calls_.wait(calls);
         sleepers_.fetch_sub(1);
         idle_since = Clock::now();
     }
@@ -136,10 +158,17 @@ void Pool::run(const Phase* phases, int64_t count, bool wake) {
     const uint32_t job = ++job_;
     wake_ = wake;
     open(0, lane);
-    for (int pauses = 0; finished_.load(std::memory_order_acquire) != job;) {
-        if (take_one(lane)) pauses = 0;
-        else if (++pauses < PAUSES_BEFORE_YIELD) pause();
-        else std::this_thread::yield();
+    int pauses = 0;
+    while (finished_.load(std::memory_order_acquire) != job) {
+        const uint32_t phase = phase_at(lane);
+        if (help(lane)) {
+            pauses = 0;
+            continue;
+        }
+        while (phase_at(lane) == phase && finished_.load(std::memory_order_acquire) != job) {
+            if (++pauses < PAUSES_BEFORE_YIELD) pause();
+            else std::this_thread::yield();
+        }
     }
 }
 

@@ -13,10 +13,12 @@
 namespace hardpoint {
 
 const FloatKernels& floats() {
+    [[maybe_unused]] const std::string_view name = kernels().name;
 #if defined(__x86_64__)
-    const std::string_view name = kernels().name;
     if (name == avx512_floats.name) return avx512_floats;
     if (name == avx2_floats.name) return avx2_floats;
+#elif defined(__aarch64__)
+    if (name == neon_floats.name) return neon_floats;
 #endif
     return generic_floats;
 }
@@ -27,12 +29,10 @@ namespace {
 constexpr int64_t PIECE_NUMBERS = 1 << 13;
 constexpr int64_t WAKE_NUMBERS = 1 << 17;
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // One operation within a panel of a step: `op` with its pointers moved to the panel where they are the step's.
 struct Part {
     HpOp op;
-    int64_t tokens, each;         // tokens of the panel, and of a piece
+    Panels pieces;                // of the tokens
     const int32_t* ids;
     const int64_t* positions;
     uint8_t* rounded;             // where the result is rounded for the linear layers that follow, or null
@@ -110,7 +110,7 @@ void round_token(const Part& part, const float* x, int64_t stride, int64_t t) {
 
 void run_tokens(const void* context, int64_t piece, Lane&) {
     const Part& part = *static_cast<const Part*>(context);
-    for (int64_t t = piece * part.each; t < std::min(part.tokens, (piece + 1) * part.each); ++t) {
+    for (int64_t t = part.pieces.begin(piece); t < part.pieces.begin(piece + 1); ++t) {
         one_token(part, t);
         if (part.op.kind != ATTEND) round_token(part, part.op.out, part.op.out_stride, t);
     }
@@ -122,7 +122,7 @@ void round_piece(const void* context, int64_t piece, Lane&) {
     const bool attended = part.op.kind == ATTEND;
     const float* x = attended ? part.op.out : part.op.in;
     const int64_t stride = attended ? part.op.out_stride : part.op.in_stride;
-    for (int64_t t = piece * part.each; t < std::min(part.tokens, (piece + 1) * part.each); ++t)
+    for (int64_t t = part.pieces.begin(piece); t < part.pieces.begin(piece + 1); ++t)
         round_token(part, x, stride, t);
 }
 
@@ -192,7 +192,8 @@ public:
 private:
     Part& part_of(int64_t i, int64_t numbers) {
         const HpOp& op = program_.ops[i];
-        Part part{op, tokens_, std::max<int64_t>(1, PIECE_NUMBERS / std::max<int64_t>(1, numbers)),
+        const int64_t most = std::max<int64_t>(1, PIECE_NUMBERS / std::max<int64_t>(1, numbers));
+        Part part{op, {tokens_, most, Pool::get().threads()},
                   step_.ids + first_, step_.positions + first_, nullptr, nullptr, {}, {}};
         if (!part.op.out && op.kind != ROTATE) {
             part.op.out = step_.out + first_ * step_.out_stride;
@@ -202,7 +203,7 @@ private:
     }
 
     void phase(const Part& part, void (*run)(const void*, int64_t, Lane&)) {
-        workspace().phases.push_back({run, &part, ceil_div(part.tokens, part.each)});
+        workspace().phases.push_back({run, &part, part.pieces.count});
     }
 
     void add(int64_t i) {
@@ -314,7 +315,7 @@ void run_alone(const HpOp& op, int64_t tokens, const int64_t* positions, const H
     const HpStep step{tokens, nullptr, positions, batch, nullptr, 0};
     const std::lock_guard lock(Pool::get().busy);
     if (op.kind != ATTEND && tokens * width(op) < WAKE_NUMBERS) {
-        const Part part{op, tokens, tokens, nullptr, positions, nullptr, nullptr, {}, {}};
+        const Part part{op, {tokens, tokens, 1}, nullptr, positions, nullptr, nullptr, {}, {}};
         for (int64_t t = 0; t < tokens; ++t) one_token(part, t);
         return;
     }

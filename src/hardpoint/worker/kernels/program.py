@@ -29,8 +29,10 @@ from hardpoint.worker.lora.methods import AdaptedMethod
 
 logger = init_logger(__name__)
 
-# Tokens that go through all layers together. Later ones of a long prompt find the earlier ones in the cache.
-PANEL = 256
+# Tokens of each thread that go through all layers together, so that what lies between layers stays in its core's
+# cache, and the most of all threads. Later ones of a long prompt find the earlier ones in the KV cache.
+TOKENS_EACH = 64
+MOST_TOKENS = 1024
 
 # What layers compute with that is no module.
 _HELPERS = (CPUAttentionImpl, PackedLinear, *BUILT_IN_METHODS)
@@ -42,7 +44,8 @@ class StepProgram:
     def __init__(self, model: nn.Module, library: Library, max_position: int, group_of: Mapping[str, int]) -> None:
         modules = list(model.modules())
         _refuse_touched(modules)
-        recorder = Recorder(PANEL, max_position)
+        panel = min(MOST_TOKENS, TOKENS_EACH * library.threads)
+        recorder = Recorder(panel, max_position)
         with noting(recorder, modules):
             try:
                 out = model(input_ids=recorder.ids, positions=recorder.positions)
@@ -61,7 +64,7 @@ class StepProgram:
         self._run = library.run
         self._kept = recorder.kept
         self._ops = (Op * len(recorder.ops))(*recorder.ops)
-        self._program = Program(ctypes.addressof(self._ops), len(recorder.ops), PANEL)
+        self._program = Program(ctypes.addressof(self._ops), len(recorder.ops), panel)
         self._place = ctypes.addressof(self._program)
         self._unchanged = _Unchanged(modules)
 

@@ -85,7 +85,7 @@ ROWS = [(0, TOKENS[:70], [1, 2, 3, 4, 5]), (0, TOKENS[70:], [6, 7, 8, 9])]
 @pytest.mark.parametrize("name", MODELS)
 def test_a_program_gives_the_numbers_of_the_layers(name, path, library, monkeypatch):
     # Several panels: later tokens find earlier ones of the same step in the cache.
-    monkeypatch.setattr(program, "PANEL", 32)
+    monkeypatch.setattr(program, "MOST_TOKENS", 32)
     model = Stepper(path(name))
     assert model.programs.current() is not None
     assert torch.equal(model.hidden(ROWS, by_layer=False), model.hidden(ROWS, by_layer=True))
@@ -95,7 +95,7 @@ def test_a_program_gives_the_numbers_of_the_layers(name, path, library, monkeypa
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_plain_weights_have_programs_too(name, library, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "PANEL", 32)
+    monkeypatch.setattr(program, "MOST_TOKENS", 32)
     _, kind, settings = MODELS[name]
     model = Stepper(save(build(kind, settings), tmp_path), dtype="float32")
     assert model.programs.current() is not None

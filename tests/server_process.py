@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from process_tools import running, wait_until
+from process_tools import PATIENCE_S, running, wait_until
 
 _MARK = "HARDPOINT_TEST_MARK"
 
@@ -57,7 +57,7 @@ class ServerProcess:
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60, trust_env=False)
 
-    def wait_ready(self, within_s: float = 120.0) -> ServerProcess:
+    def wait_ready(self, within_s: float = 200.0) -> ServerProcess:
         ready = wait_until(lambda: self.health() == 200 or self.process.poll() is not None, within_s)
         assert ready, f"the server is not ready: {self.log()}"
         assert self.process.poll() is None, f"the server ended: {self.log()}"
@@ -107,12 +107,12 @@ class ServerProcess:
 
     def wait_engine_started(self) -> None:
         """Wait until there is an engine core process, ready or not."""
-        assert wait_until(lambda: bool(self.find("hardpoint.processes.engine_core")), 60), self.log()
+        assert wait_until(lambda: bool(self.find("hardpoint.processes.engine_core"))), self.log()
 
-    def exit_status(self, within_s: float = 20.0) -> int:
+    def exit_status(self, within_s: float = PATIENCE_S) -> int:
         return self.process.wait(within_s)
 
-    def assert_nothing_left(self, within_s: float = 10.0) -> None:
+    def assert_nothing_left(self, within_s: float = PATIENCE_S) -> None:
         """No process and no socket file of this server is there any more."""
         gone = wait_until(lambda: not self.processes(), within_s)
         assert gone, [(process.pid, process.cmdline()) for process in self.processes()]
@@ -137,7 +137,7 @@ class ServerProcess:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self.process.wait(10)
+        self.process.wait(PATIENCE_S)
         self._log.close()
         shutil.rmtree(self.sockets, ignore_errors=True)
 

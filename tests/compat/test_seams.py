@@ -92,8 +92,8 @@ def reached(plugins, tiny_llama, tmp_path_factory):
         events = server.stream()
         next(events)
         events.close()
-        assert wait_until(lambda: "EngineCore.abort_requests" in marks.read_text(), 10)
-        assert wait_until(lambda: "LoggingStatLogger.log" in marks.read_text(), 10)
+        assert wait_until(lambda: "EngineCore.abort_requests" in marks.read_text())
+        assert wait_until(lambda: "LoggingStatLogger.log" in marks.read_text())
         log = server.log()
     assert "Traceback" not in log, log
     return marks_in(marks)

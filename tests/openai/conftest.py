@@ -49,7 +49,7 @@ class Running:
         return Path(self._log.name).read_text()
 
     def wait_ready(self) -> Running:
-        ends = time.monotonic() + 120
+        ends = time.monotonic() + 200
         while time.monotonic() < ends:
             assert self.process.poll() is None, self.log()
             with contextlib.suppress(httpx.HTTPError):
@@ -75,7 +75,7 @@ class Running:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(30)
+            return self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
@@ -109,7 +109,7 @@ def client(server: Running) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen"

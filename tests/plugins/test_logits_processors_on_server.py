@@ -118,7 +118,7 @@ def mix(server):
             for one in leaving:
                 one.result()
         assert together == [alone[json.dumps(request)] for request in requests]
-        assert wait_until(lambda: set(held(server)) == {0}, 5), held(server)
+        assert wait_until(lambda: set(held(server)) == {0}), held(server)
         return together
 
     return run
@@ -226,7 +226,7 @@ def test_what_is_no_processor_or_cannot_be_imported_stops_the_start(tiny_llama, 
     ):
         bad = make_plugin(tmp_path / str(len(complaint)), "bad", source, {"vllm.logits_processors": {"bad": "bad:Bad"}})
         with ServerProcess(tiny_llama, env={"PYTHONPATH": bad.environment()["PYTHONPATH"]}) as server:
-            assert server.exit_status(60) == 1
+            assert server.exit_status() == 1
             assert f"error: {complaint}" in server.log()
             assert "bad 1.0, vllm.logits_processors: bad, in front_end" in server.log()
             assert os.listdir(server.sockets) == []

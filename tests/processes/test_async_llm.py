@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import re
 import signal
 import time
 
@@ -18,7 +19,7 @@ from hardpoint.contracts.stat_logger import StatLoggerBase
 from hardpoint.contracts.worker_calls import RemoteCallError
 from hardpoint.errors import AdmissionError, CodecError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.types.sampling_params import RequestOutputKind
-from process_tools import running
+from process_tools import PATIENCE_S, running
 
 EXTENSION = f"{Extension.__module__}.{Extension.__qualname__}"
 
@@ -60,6 +61,26 @@ def endless() -> SamplingParams:
 
 async def last(engine, request_id, params, prompt="The quick brown"):
     return [output async for output in engine.generate(prompt, params, request_id)][-1]
+
+
+@pytest.mark.parametrize("kind", list(RequestOutputKind))
+def test_one_line_says_how_a_request_ended(engine, run, caplog, kind):
+    async def go():
+        await last(engine, "counted", greedy(output_kind=kind, n=2))
+        leaving = engine.generate("The quick", endless(), "left")
+        await anext(leaving)
+        await leaving.aclose()
+        with pytest.raises(ValueError, match="max_tokens"):
+            await last(engine, "refused", greedy(max_tokens=5), prompt=[1] * 5000)
+
+    with caplog.at_level("INFO", "hardpoint.front_end.request_ends"):
+        run(go())
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("request ")]
+    counted, left, refused = lines
+    assert re.fullmatch(r"request counted ended after \d.\d\d s: \d prompt tokens, 24 output tokens, length", counted)
+    assert re.fullmatch(r"request left ended after \d.\d\d s: \d prompt tokens, \d+ output tokens, aborted", left)
+    assert "request refused ended after" in refused
+    assert "VLLMValidationError" in refused
 
 
 def test_outputs_grow_and_the_last_is_finished(engine, run):
@@ -108,7 +129,7 @@ def test_many_at_once_give_what_each_gives_alone(engine, run):
     assert [o.outputs[0].token_ids for o in alone] == [o.outputs[0].token_ids for o in together]
 
 
-async def idle(engine, within_s=3.0):
+async def idle(engine, within_s=PATIENCE_S):
     """Wait until the engine core itself has no request."""
     deadline = time.monotonic() + within_s
     while any(await engine.engine_core.call_utility_async("get_request_counts")):
@@ -176,6 +197,22 @@ def test_a_request_that_no_message_can_hold_leaves_nothing_behind(engine, run, r
     assert run(go()).finished
 
 
+def test_an_engine_that_has_ended_its_requests_for_good_takes_no_more(engine, run, monkeypatch):
+    monkeypatch.setattr(engine, "_closed", None)  # To be undone.
+
+    async def go():
+        running = asyncio.create_task(last(engine, "running", greedy(max_tokens=500)))
+        while not engine.get_num_unfinished_requests():
+            await asyncio.sleep(0.01)
+        await engine.fail_requests(AdmissionError("the server is shutting down", reason="shutdown"), for_good=True)
+        for request in (running, last(engine, "late", greedy())):
+            with pytest.raises(AdmissionError, match="shutting down"):
+                await request
+        assert not engine.get_num_unfinished_requests()
+
+    run(go())
+
+
 def test_a_reader_that_is_cancelled_while_its_request_is_sent_leaves_nothing_behind(engine, run, monkeypatch):
     send = engine.engine_core.add_request_async
 
@@ -240,7 +277,7 @@ def test_an_error_of_a_worker_method_reaches_the_caller_alone(engine, run, metho
     async def go():
         stream = asyncio.create_task(last(engine, "stream", greedy(max_tokens=60))) if busy else None
         with pytest.raises(kind, match=text):
-            await engine.collective_rpc(method, timeout=2)
+            await engine.collective_rpc(method, timeout=60)
         if stream is not None:
             assert len((await stream).outputs[0].token_ids) == 60
         assert await engine.collective_rpc("ok", args=(5,)) == [{"rank": 0, "value": 5, "model": "LlamaForCausalLM"}]
@@ -255,7 +292,7 @@ def test_a_slow_worker_method_is_given_up_and_streams_go_on(engine, run):
         started = time.monotonic()
         with pytest.raises(TimeoutError, match="slow"):
             await engine.collective_rpc("slow", timeout=1)
-        assert 0.9 < time.monotonic() - started < 4
+        assert 0.9 < time.monotonic() - started < 30
         for stream in streams:
             assert len((await stream).outputs[0].token_ids) == 60
 

@@ -110,7 +110,7 @@ def test_the_end_of_an_engine_under_load_is_one_error_in_the_log(ahead):
     for thread in threads:
         thread.start()
     running = 'vllm:num_requests_running{engine="0",model_name="m"} 4.0'
-    assert wait_until(lambda: running in ahead.http.get("/metrics").text, 20)
+    assert wait_until(lambda: running in ahead.http.get("/metrics").text)
     os.kill(ahead.engine_core, signal.SIGKILL)
     for thread in threads:
         thread.join(20)

@@ -28,6 +28,6 @@ def test_a_backend_named_by_the_variable_serves_the_default_model(smollm2_gguf):
 )
 def test_one_that_cannot_is_refused_with_its_reasons(tiny_llama, flags, reason):
     with ServerProcess(tiny_llama, "--attention-backend", *flags, env={"TRITON_INTERPRET": "0"}) as server:
-        assert server.exit_status(60) == 1
+        assert server.exit_status() == 1
         assert f"the attention backend {flags[0]} cannot be used on cpu: {reason}" in server.log()
         assert "Traceback" not in server.log()

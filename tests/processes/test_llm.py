@@ -49,7 +49,7 @@ def script(tiny_llama, tmp_path):
         left = marked(mark)
         try:
             assert done.returncode == status, done.stderr
-            assert wait_until(lambda: not marked(mark), 5), left
+            assert wait_until(lambda: not marked(mark)), left
         finally:
             for process in left:
                 process.kill()

@@ -146,7 +146,7 @@ def test_a_debug_start_shows_each_part(server, line, times):
 def test_the_stat_logger_counts_the_tokens_of_the_answers(server, completion):
     tokens = completion[0]["usage"]["completion_tokens"]
     assert tokens == 12
-    assert wait_until(lambda: f"toy: engine 0 generated {tokens} tokens" in server.log(), 10)
+    assert wait_until(lambda: f"toy: engine 0 generated {tokens} tokens" in server.log())
     seen = server.log().count("toy: engine 0 generated")
     time.sleep(1.5)
     assert server.log().count("toy: engine 0 generated") > seen, "it goes on each interval"

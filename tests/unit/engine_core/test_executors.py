@@ -126,7 +126,7 @@ def test_functions_get_the_worker_itself(uni):
 def test_only_calls_with_a_limit_take_a_thread(uni):
     here = threading.current_thread().name
     assert uni.collective_rpc("where") == [here]
-    assert uni.collective_rpc("where", timeout=5) != [here]
+    assert uni.collective_rpc("where", timeout=60) != [here]
 
 
 def test_with_async_scheduling_the_worker_takes_calls_in_order_on_a_thread_of_its_own():
@@ -137,7 +137,7 @@ def test_with_async_scheduling_the_worker_takes_calls_in_order_on_a_thread_of_it
     assert executor.max_concurrent_batches == 2
     seen: list[str] = []
     gate = threading.Event()
-    first = executor.collective_rpc(lambda worker: seen.append(f"first {gate.wait(10)}"), non_block=True)
+    first = executor.collective_rpc(lambda worker: seen.append(f"first {gate.wait(60)}"), non_block=True)
     second = executor.collective_rpc(lambda worker: seen.append("second"), non_block=True)
     assert not second.done()
     gate.set()
@@ -192,15 +192,16 @@ class FakeProcess:
     def __init__(self, start) -> None:
         self.start = start
         self.link = FakeLink(start.rank)
-        self.stopped = False
+        self.awaited = False
         self.ended = None
-        self.child = SimpleNamespace(on_exit=self.watch, wait=lambda timeout: True)
+        self.child = SimpleNamespace(on_exit=self.watch, wait=self.wait)
 
     def watch(self, callback):
         self.ended = lambda: callback(SimpleNamespace(name="worker 1", pid=77, status="was killed by SIGKILL"))
 
-    def stop(self, grace_s):
-        self.stopped = True
+    def wait(self, timeout_s):
+        self.awaited = True
+        return True
 
 
 @pytest.fixture
@@ -225,9 +226,9 @@ def test_every_rank_is_started_and_loaded(many):
 def test_results_come_in_rank_order(many):
     for worker in reversed(many._workers):
         worker.link.answer.set_result(worker.link.rank)
-    assert many.collective_rpc("ranks", timeout=5, args=(1,)) == [0, 1, 2]
-    assert many._workers[0].link.calls[-1] == ("ranks", (1,), None, 5)
-    assert many.collective_rpc("ranks", non_block=True).result(1) == [0, 1, 2]
+    assert many.collective_rpc("ranks", timeout=60, args=(1,)) == [0, 1, 2]
+    assert many._workers[0].link.calls[-1] == ("ranks", (1,), None, 60)
+    assert many.collective_rpc("ranks", non_block=True).result(60) == [0, 1, 2]
     assert many.execute_model(SchedulerOutput.make_empty()) == 0
     # A step's limit is kept here and not sent along; only one rank's result is asked for.
     assert many._workers[0].link.calls[-1][3] is None
@@ -238,7 +239,7 @@ def test_a_step_in_flight_fails_with_any_rank(many):
     result = many.execute_model(SchedulerOutput.make_empty(), non_block=True)
     many._workers[2].link.answer.set_exception(LookupError("rank 2"))
     with pytest.raises(LookupError, match="rank 2"):
-        result.result(1)
+        result.result(60)
 
 
 def test_the_first_error_comes_at_once_while_others_still_wait(many):
@@ -246,7 +247,7 @@ def test_the_first_error_comes_at_once_while_others_still_wait(many):
     with pytest.raises(LookupError, match="rank 1"):
         many.collective_rpc("ranks")
     with pytest.raises(LookupError, match="rank 1"):
-        many.collective_rpc("ranks", non_block=True).result(1)
+        many.collective_rpc("ranks", non_block=True).result(60)
 
 
 def test_silent_workers_are_named_when_time_is_over(many, monkeypatch):
@@ -279,7 +280,7 @@ def test_an_ordered_end_is_no_failure(many):
     many.shutdown()
     many._workers[0].ended()
     assert reports == []
-    assert all(worker.link.closed and worker.stopped for worker in many._workers)
+    assert all(worker.link.closed and worker.awaited for worker in many._workers)
     many.shutdown()
 
 

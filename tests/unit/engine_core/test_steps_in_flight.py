@@ -16,6 +16,7 @@ from hardpoint.engine_core.step import EngineCore
 from hardpoint.errors import ConfigError
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.messages import EngineCoreOutput
+from process_tools import wait_until
 
 
 class QueueingExecutor(FakeExecutor):
@@ -42,7 +43,7 @@ class QueueingExecutor(FakeExecutor):
         def work() -> None:
             if before is not None:
                 before.join()
-            self.gate.wait(20)
+            self.gate.wait(60)
             try:
                 future.set_result(super(QueueingExecutor, self).collective_rpc(method, timeout, args, kwargs))
             except Exception as error:
@@ -122,11 +123,10 @@ def test_a_step_is_with_the_workers_before_the_result_of_the_last_is_awaited():
     core.model_executor.gate.clear()
     thread = threading.Thread(target=core.step)
     thread.start()
-    thread.join(0.2)
+    assert wait_until(lambda: core.model_executor.events.count("launch execute_model") == 2)
     assert thread.is_alive()
-    assert core.model_executor.events.count("launch execute_model") == 2
     core.model_executor.gate.set()
-    thread.join(10)
+    thread.join(60)
     assert core.scheduler.requests["a"].num_output_tokens == 1
 
 

@@ -33,7 +33,7 @@ class Target:
         return {}["absent"]
 
     def slow(self):
-        time.sleep(30)
+        time.sleep(60)
 
     def weird(self):
         return lambda: 1
@@ -52,20 +52,20 @@ def link():
     link = WorkerLink(ours, "worker 0")
     yield link
     link.close()
-    server.join(5)
+    server.join(60)
     assert not server.is_alive()
     theirs.close()
 
 
 def test_results_come_back_in_the_order_of_the_calls(link):
     futures = [link.submit("add", (i,), {"right": 10}) for i in range(50)]
-    assert [future.result(5) for future in futures] == [i + 10 for i in range(50)]
+    assert [future.result(60) for future in futures] == [i + 10 for i in range(50)]
 
 
 def test_a_large_result_crosses_while_more_calls_are_sent(link):
     futures = [link.submit("big")] + [link.submit("add", (np.zeros(1_000_000),)) for _ in range(10)]
-    assert futures[0].result(20).nbytes == 20_000_000
-    assert futures[-1].result(20).sum() == 1_000_000
+    assert futures[0].result(60).nbytes == 20_000_000
+    assert futures[-1].result(60).sum() == 1_000_000
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_past_the_limit_the_caller_is_told_and_the_worker_goes_on(link):
     with pytest.raises(TimeoutError, match="slow"):
         link.call("slow", timeout_s=0.2)
     assert link.call("add", (1,)) == 2
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_function_crosses_only_when_allowed(link, monkeypatch):
@@ -120,7 +120,7 @@ def test_the_end_of_a_worker_fails_everything_that_waits():
     future = link.submit("slow")
     theirs.close()
     with pytest.raises(EngineDeadError, match="worker 1 has ended"):
-        future.result(5)
+        future.result(60)
     with pytest.raises(EngineDeadError, match="worker 1"):
         link.call("add", (1,))
     link.close()
@@ -130,12 +130,12 @@ def test_frames_of_any_size_and_the_end_of_the_other_side():
     left, right = Channel.pair()
     for size in (0, 1, 70_000):
         left.send(b"x" * size)
-        assert right.receive(5) == b"x" * size
+        assert right.receive(60) == b"x" * size
     with pytest.raises(TimeoutError):
         right.receive(0.01)
     left.close()
     with pytest.raises(ChannelClosed):
-        right.receive(5)
+        right.receive(60)
     with pytest.raises(ChannelClosed):
         right.send(b"x")
     right.close()
@@ -145,6 +145,6 @@ def test_an_impossible_length_is_refused():
     left, right = Channel.pair()
     left._socket.sendall(b"\xff" * 8)
     with pytest.raises(ChannelClosed, match="beyond the limit"):
-        right.receive(5)
+        right.receive(60)
     left.close()
     right.close()

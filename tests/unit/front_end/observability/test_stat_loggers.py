@@ -112,7 +112,7 @@ def managers():
         manager.stop()
 
 
-def wait_for(condition, seconds=5.0):
+def wait_for(condition, seconds=60.0):
     ends = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends, "it did not happen"
@@ -216,13 +216,13 @@ def test_slow_logger_is_left_behind_at_the_end(managers, monkeypatch):
 
     class Slow(Recorder):
         def log(self):
-            go_on.wait(10)
+            go_on.wait(60)
 
     manager = managers(Slow, Recorder)
     manager.start(60)
     started = time.monotonic()
     manager.stop()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert ("log",) in Recorder.made[1].calls
     go_on.set()
     wait_for(lambda: not [t for t in threading.enumerate() if t.name.startswith("stats ")])
@@ -297,7 +297,7 @@ def test_slow_log_delays_nobody_and_loses_nothing(managers):
         def log(self):
             self.inside = True
             begun.set()
-            go_on.wait(10)
+            go_on.wait(60)
             self.inside = False
             super().log()
 
@@ -308,12 +308,12 @@ def test_slow_log_delays_nobody_and_loses_nothing(managers):
     manager = managers(Slow, Recorder)
     manager.start(0.01)
     slow, other = Recorder.made
-    assert begun.wait(5)
+    assert begun.wait(60)
     started = time.monotonic()
     for count in range(100):
         manager.record(None, IterationStats(num_generation_tokens=count))
     manager.record_admission_rejection("max_num_queued_reqs")
-    assert time.monotonic() - started < 2, "the caller waited"
+    assert time.monotonic() - started < 30, "the caller waited"
     assert not [call for call in slow.calls if call[0] == "record"]
     wait_for(lambda: other.calls.count(("log",)) >= 2)
     go_on.set()

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from hardpoint.front_end.tokenizers.tokenizer import Tokenizer, TokenizerParts
 from hardpoint.types.finish import FinishReason
 from hardpoint.types.logprobs import LogprobsLists
 from hardpoint.types.messages import EngineCoreOutput
+from process_tools import PATIENCE_S
 
 MODEL = "tiny"
 CONTEXT = 64
@@ -312,12 +314,12 @@ def run() -> Iterator[Callable[[Any], Any]]:
 
     async def alone(work: Any) -> Any:
         result = await work
-        for _ in range(20):
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            if not left:
-                return result
+        others = lambda: asyncio.all_tasks() - {asyncio.current_task()}  # noqa: E731
+        ends = time.monotonic() + PATIENCE_S
+        while others():
+            assert time.monotonic() < ends, f"tasks are left: {others()}"
             await asyncio.sleep(0.01)
-        raise AssertionError(f"tasks are left: {left}")
+        return result
 
     return lambda work: asyncio.run(alone(work))
 

@@ -12,6 +12,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import JSONResponse, Response
 
 from hardpoint.errors import ConfigError
+from process_tools import PATIENCE_S, happens
 
 BODY = {"prompt": "hi", "max_tokens": 8}
 seen: list = []
@@ -125,7 +126,7 @@ def test_chunks_come_one_by_one(make_server, run, asgi_call, mw, ids, stack):
         task = asyncio.create_task(call.run())
         for number in range(1, 9):
             gate.release()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while sum(b'"text"' in chunk for chunk in call.chunks) < number:
                     await asyncio.sleep(0.001)
         await task
@@ -235,10 +236,10 @@ def test_leaving_client_ends_the_work(make_server, run, asgi_call, mw, ids, stac
         body = json.dumps({"prompt": "hi", "max_tokens": 50, "stream": stream}).encode()
         call = asgi_call(server.app, "POST", "/v1/completions", body, {"X-Request-Id": "gone"})
         task = asyncio.create_task(call.run())
-        await asyncio.sleep(0.05)
+        await happens(lambda: bool(server.engine.requests))
         assert not task.done()
         call.leave()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert server.engine.aborted == ["cmpl-gone"]
         assert not server.engine.outputs.has_unfinished_requests()
 
@@ -252,10 +253,11 @@ def test_client_that_leaves_during_a_long_prefill_ends_it(make_server, run, asgi
         for stream in (False, True):
             body = json.dumps({"prompt": ["a", "b"], "n": 2, "stream": stream}).encode()
             call = asgi_call(server.app, "POST", "/v1/completions", body, {"X-Request-Id": f"g{stream}"})
+            begun = len(server.engine.requests) + 2
             task = asyncio.create_task(call.run())
-            await asyncio.sleep(0.02)
+            await happens(lambda: len(server.engine.requests) == begun)  # noqa: B023
             call.leave()
-            await asyncio.wait_for(task, 2)
+            await asyncio.wait_for(task, PATIENCE_S)
             assert set(server.engine.aborted) >= {f"cmpl-g{stream}-0", f"cmpl-g{stream}-1"}
 
     run(check())
@@ -267,7 +269,7 @@ def test_cancelled_server_task_ends_the_work(make_server, run, asgi_call):
         server.engine.pace_s = 0.01
         call = asgi_call(server.app, "POST", "/v1/completions", json.dumps({**BODY, "stream": True}).encode())
         task = asyncio.create_task(call.run())
-        await asyncio.sleep(0.025)
+        await happens(lambda: bool(server.engine.requests))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -293,11 +295,13 @@ def test_request_id_header_is_echoed_or_made(make_server, run):
 def test_load_counts_requests_in_flight(make_server, run, asgi_call):
     async def check():
         server = await make_server(enable_server_load_tracking=True)
-        server.engine.pace_s = 0.02
+        gate = asyncio.Event()
+        server.engine.next_step = gate.wait
         call = asgi_call(server.app, "POST", "/v1/completions", json.dumps({**BODY, "stream": True}).encode())
         task = asyncio.create_task(call.run())
-        await asyncio.sleep(0.03)
+        await happens(lambda: bool(server.engine.requests))
         assert (await server.http.get("/load")).json() == {"server_load": 1}
+        gate.set()
         await task
         assert (await server.http.get("/load")).json() == {"server_load": 0}
 

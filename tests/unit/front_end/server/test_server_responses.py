@@ -155,7 +155,7 @@ def test_a_stored_response_is_fetched_and_continued(make, run, stored):
 
 
 async def ends(server, response_id) -> dict:
-    for _ in range(500):
+    for _ in range(6000):
         answer = (await server.http.get(f"{PATH}/{response_id}")).json()
         if answer["status"] not in ("queued", "in_progress"):
             return answer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from hardpoint import __version__
 from hardpoint.errors import EngineDeadError
 from hardpoint.front_end.server.protocol.models import ModelCard, ModelPermission
+from process_tools import happens
 
 
 def test_models_list_every_served_name(make_server, run):
@@ -256,11 +258,9 @@ def test_query_values_are_checked(dev_server, run):
 
 
 def test_abort_by_id_or_all(dev_server, ids, run):
-    import asyncio
-
     async def check():
         server = await dev_server(script=lambda p, i: ids("abcdefgh" * 7))
-        server.engine.pace_s = 0.02
+        server.engine.next_step = asyncio.Event().wait
         tasks = [
             asyncio.create_task(server.post("/v1/completions", body, headers={"X-Request-Id": name}))
             for name, body in (
@@ -268,7 +268,7 @@ def test_abort_by_id_or_all(dev_server, ids, run):
                 ("b", {"prompt": ["x", "y"], "max_tokens": 50}),
             )
         ]
-        await asyncio.sleep(0.06)
+        await happens(lambda: len(server.engine.requests) == 3)
         one = await server.post("/abort_requests", {"request_ids": ["cmpl-a", "unknown"]})
         assert one.json() == {"status": "aborted", "aborted": 1}
         assert (await tasks[0]).json()["choices"][0]["finish_reason"] == "abort"

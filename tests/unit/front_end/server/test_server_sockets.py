@@ -12,6 +12,7 @@ import ssl
 import subprocess
 
 from hardpoint.processes.http_server import HttpServer
+from process_tools import PATIENCE_S
 
 
 @contextlib.asynccontextmanager
@@ -37,7 +38,7 @@ async def exchange(port: int, data: bytes) -> bytes:
     with contextlib.suppress(ConnectionError):
         writer.write(data)
         await writer.drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         answer = b""
         with contextlib.suppress(ConnectionError):
             answer = await reader.read()
@@ -110,7 +111,7 @@ def test_leaving_client_is_noticed(make_server, run):
             while not server.engine.requests:
                 await asyncio.sleep(0.005)
             writer.close()
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 while not server.engine.aborted:
                     await asyncio.sleep(0.005)
 
@@ -177,7 +178,7 @@ def test_renewed_certificate_is_used_without_a_restart(make_server, run, tmp_pat
             await asyncio.sleep(0.1)
             assert await served_certificate(port) == first
             certificate(tmp_path, "two")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE_S):
                 while await served_certificate(port) == first:
                     await asyncio.sleep(0.02)
 

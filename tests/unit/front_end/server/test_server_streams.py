@@ -9,6 +9,7 @@ import json
 import pytest
 
 from hardpoint.front_end.server.streams import DONE, KEEP_ALIVE, event, merge
+from process_tools import PATIENCE_S, happens
 
 
 def test_event_is_one_line_of_json():
@@ -24,9 +25,7 @@ def test_keep_alive_comments_fill_the_gaps(make_server, run, asgi_call, monkeypa
         body = json.dumps({"prompt": "hi", "stream": True}).encode()
         call = asgi_call(server.app, "POST", "/v1/completions", body)
         task = asyncio.create_task(call.run())
-        async with asyncio.timeout(5):
-            while call.chunks.count(KEEP_ALIVE) < 3:
-                await asyncio.sleep(0.005)
+        await happens(lambda: call.chunks.count(KEEP_ALIVE) >= 3)
         # The stream has begun although there is no token yet.
         assert call.status == 200
         for _ in range(3):
@@ -77,9 +76,9 @@ def test_client_that_leaves_between_keep_alives_ends_the_work(make_server, run, 
         server.engine.pace_s = 30
         call = asgi_call(server.app, "POST", "/v1/completions", b'{"prompt": "hi", "stream": true}')
         task = asyncio.create_task(call.run())
-        await asyncio.sleep(0.08)
+        await happens(lambda: KEEP_ALIVE in call.chunks)
         call.leave()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert server.engine.aborted
 
     run(check())
@@ -169,9 +168,9 @@ def test_client_that_leaves_while_a_chunk_is_being_sent_ends_the_work(make_serve
         call.send = send
         server.engine.next_step = asyncio.Semaphore(1).acquire
         task = asyncio.create_task(call.run())
-        await asyncio.wait_for(full.wait(), 2)
+        await asyncio.wait_for(full.wait(), PATIENCE_S)
         call.leave()
-        await asyncio.wait_for(task, 2)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert server.engine.aborted
 
     run(check())

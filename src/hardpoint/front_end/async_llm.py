@@ -25,8 +25,10 @@ from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
 from hardpoint.front_end.pooling import wait_for_result, with_task
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.front_end.replicas import EngineClientCore, EngineReplicas, connect, engine_of
+from hardpoint.front_end.request_ends import RequestEnd, logged
 from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
 from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
+from hardpoint.front_end.turns import Turn
 from hardpoint.log import init_logger
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreOutputs, EngineCoreRequest
@@ -96,6 +98,8 @@ class AsyncLLM(EngineCalls):
             raise
         self._client_count = client_count
         self._output_task: asyncio.Task[None] | None = None
+        # Why no request is taken any more.
+        self._closed: Exception | None = None
         # The tasks that read outputs hold the client, not this object.
         self._finalizer = weakref.finalize(self, _end, self.engine_core, self.logger_manager)
 
@@ -259,6 +263,8 @@ class AsyncLLM(EngineCalls):
         Raises VLLMValidationError, AdmissionError or EngineDeadError.
         """
         await self.check_health()
+        if self._closed is not None:
+            raise self._closed.with_traceback(None)
         if isinstance(prompt, AsyncGenerator):
             raise VLLMValidationError("streamed input is not supported by this version", parameter="prompt")
         self.check_admission(getattr(params, "n", 1), request_id)
@@ -295,8 +301,6 @@ class AsyncLLM(EngineCalls):
             with contextlib.suppress(VLLMValidationError):
                 await self.engine_core.abort_requests_async(ids)
             raise
-        if self.log_requests:
-            logger.info("request %s: %d prompt tokens", request_id, len(request.prompt_token_ids or ()))
         return queue
 
     async def generate(
@@ -323,43 +327,46 @@ class AsyncLLM(EngineCalls):
         EngineDeadError.
         """
         queue: RequestOutputCollector | None = None
-        try:
-            queue = await self.add_request(
-                request_id,
-                prompt,
-                sampling_params,
-                lora_request=lora_request,
-                tokenization_kwargs=tokenization_kwargs,
-                trace_headers=trace_headers,
-                priority=priority,
-                data_parallel_rank=data_parallel_rank,
-                session_id=session_id,
-                prompt_text=prompt_text,
-                kv_hints=kv_hints,
-                reasoning_ended=reasoning_ended,
-                reasoning_parser_kwargs=reasoning_parser_kwargs,
-            )
-            finished = False
-            deadline = _deadline(self.vllm_config.scheduler_config.request_timeout)
-            while not finished:
-                output = await _next_output(queue, deadline)
-                assert isinstance(output, RequestOutput)
-                finished = output.finished
-                yield output
-        except (asyncio.CancelledError, GeneratorExit):
-            if queue is not None:
-                await self.abort(queue.request_id, internal=True)
-            raise
-        except (EngineDeadError, AdmissionError, ValueError):
-            raise
-        except EngineGenerateError:
-            if queue is not None:
-                await self.abort(queue.request_id, internal=True)  # Nothing, unless its time is over.
-            raise
-        except Exception as error:
-            if queue is not None:
-                await self.abort(queue.request_id, internal=True)
-            raise EngineGenerateError(f"request {request_id} failed: {error}", code="generate") from error
+        end = RequestEnd(getattr(sampling_params, "output_kind", None))
+        with logged(self.log_requests, request_id, end):
+            try:
+                queue = await self.add_request(
+                    request_id,
+                    prompt,
+                    sampling_params,
+                    lora_request=lora_request,
+                    tokenization_kwargs=tokenization_kwargs,
+                    trace_headers=trace_headers,
+                    priority=priority,
+                    data_parallel_rank=data_parallel_rank,
+                    session_id=session_id,
+                    prompt_text=prompt_text,
+                    kv_hints=kv_hints,
+                    reasoning_ended=reasoning_ended,
+                    reasoning_parser_kwargs=reasoning_parser_kwargs,
+                )
+                finished = False
+                deadline = _deadline(self.vllm_config.scheduler_config.request_timeout)
+                while not finished:
+                    output = await _next_output(queue, deadline)
+                    assert isinstance(output, RequestOutput)
+                    finished = output.finished
+                    end.saw(output)
+                    yield output
+            except (asyncio.CancelledError, GeneratorExit):
+                if queue is not None:
+                    await self.abort(queue.request_id, internal=True)
+                raise
+            except (EngineDeadError, AdmissionError, ValueError):
+                raise
+            except EngineGenerateError:
+                if queue is not None:
+                    await self.abort(queue.request_id, internal=True)  # Nothing, unless its time is over.
+                raise
+            except Exception as error:
+                if queue is not None:
+                    await self.abort(queue.request_id, internal=True)
+                raise EngineGenerateError(f"request {request_id} failed: {error}", code="generate") from error
 
     async def encode(
         self,
@@ -388,12 +395,14 @@ class AsyncLLM(EngineCalls):
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
         )
-        output = None
-        try:
-            output = await wait_for_result(queue, self.vllm_config.scheduler_config.request_timeout)
-        finally:
-            if output is None:
-                await self.abort(queue.request_id, internal=True)
+        output, end = None, RequestEnd()
+        with logged(self.log_requests, request_id, end):
+            try:
+                output = await wait_for_result(queue, self.vllm_config.scheduler_config.request_timeout)
+                end.saw(output)
+            finally:
+                if output is None:
+                    await self.abort(queue.request_id, internal=True)
         yield output
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
@@ -404,8 +413,10 @@ class AsyncLLM(EngineCalls):
         ids = [request_id] if isinstance(request_id, str) else list(request_id)
         await self.engine_core.abort_requests_async(self.output_processor.abort_requests(ids, internal))
 
-    async def fail_requests(self, error: Exception) -> None:
-        """End every running request with `error`, e.g. since the server stops."""
+    async def fail_requests(self, error: Exception, for_good: bool = False) -> None:
+        """End every running request with `error`; `for_good`: and any that comes later, e.g. since the server stops."""
+        if for_good:
+            self._closed = error
         ids = list(self.output_processor.request_states)
         self.output_processor.propagate_error(error)
         await self.engine_core.abort_requests_async(ids)
@@ -423,16 +434,15 @@ class AsyncLLM(EngineCalls):
             reading = _read_outputs(weakref.ref(self))
             self._output_task = asyncio.create_task(reading, name="engine outputs")
 
-    async def _take(self, outputs: EngineCoreOutputs) -> None:
-        """Turn one step's outputs into answers; long batches leave room for others in between."""
+    async def _take(self, outputs: EngineCoreOutputs, turn: Turn) -> None:
+        """Turn one step's outputs into answers; others have their turn in between."""
         stats = IterationStats() if self.log_stats and outputs.outputs else None
         size = max(1, envs.VLLM_V1_OUTPUT_PROC_CHUNK_SIZE)
         for start in range(0, len(outputs.outputs), size):
-            if start:
-                await asyncio.sleep(0)
             chunk = outputs.outputs[start : start + size]
             done = self.output_processor.process_outputs(chunk, outputs.timestamp, stats)
             await self.engine_core.abort_requests_async(done.reqs_to_abort)
+            await turn.over()
         if self.logger_manager is not None and (stats is not None or outputs.scheduler_stats is not None):
             media = self.input_processor.media
             self.logger_manager.record(
@@ -538,13 +548,14 @@ async def _read_outputs(owner: weakref.ref[AsyncLLM]) -> None:
     assert engine is not None
     core = engine.engine_core
     del engine
+    turn = Turn()
     while True:
         try:
             outputs = await core.get_output_async()
             engine = owner()
             if engine is None:
                 return
-            await engine._take(outputs)
+            await engine._take(outputs, turn)
         except Exception as error:
             engine = owner()
             if engine is not None:

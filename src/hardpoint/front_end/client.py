@@ -22,6 +22,7 @@ import zmq.asyncio
 from hardpoint.contracts.worker_calls import rebuild_error
 from hardpoint.errors import EngineDeadError, StartError, VLLMValidationError
 from hardpoint.front_end.engine_handle import EngineHandle
+from hardpoint.front_end.turns import Turn
 from hardpoint.links.codec import Decoder, Encoder, tagged
 from hardpoint.links.sockets import connect_dealer
 from hardpoint.log import init_logger
@@ -39,8 +40,8 @@ _CONNECT_TIMEOUT_MS = 10_000
 _LOOP_WAIT_S = 2.0
 # The engine core keeps the limit of a call itself; this is for its answer to arrive.
 _ANSWER_GRACE_S = 2.0
-# An engine core that has ended may have sent outputs that are still on their way: until none came for so long.
-_LAST_OUTPUTS_S = 0.1
+# An engine core that was killed may have sent outputs that are still on their way: until none came for so long.
+_LAST_OUTPUTS_S = 0.25
 
 
 class _Wire:
@@ -128,6 +129,10 @@ class AsyncEngineCoreClient:
         self._outputs: asyncio.Queue[EngineCoreOutputs | BaseException] = outputs or asyncio.Queue()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._num_read = 0
+        # Whether the engine core has failed and sent its last outputs.
+        self._has_last = False
+        # Why it has ended, while its last outputs are awaited.
+        self._death: EngineDeadError | None = None
         process.on_death(self._died)
 
     @property
@@ -215,14 +220,20 @@ class AsyncEngineCoreClient:
         self._reader = asyncio.create_task(self._read(), name="engine core outputs")
 
     async def _read(self) -> None:
+        turn = Turn()
         try:
             while True:
                 outputs = self._wire.decode(await self._socket.recv())
                 self._num_read += 1
-                if outputs.utility_output is None:
+                if outputs.is_last:
+                    self._has_last = True
+                    if self._death is not None:
+                        self._fail(self._death)
+                elif outputs.utility_output is None:
                     self._outputs.put_nowait(outputs)
                 else:
                     self._settle(outputs.utility_output)
+                await turn.over()
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -245,17 +256,30 @@ class AsyncEngineCoreClient:
         self._loop.call_soon_threadsafe(self._fail_soon, error)
 
     def _fail_soon(self, error: EngineDeadError) -> None:
-        """Fail once the last outputs are read."""
-        seen = self._num_read
+        """Fail once the last outputs are read: those before the engine core's last word, or before a silence."""
+        self._death = error
+        if self._has_last:
+            self._fail(error)
+        else:
+            self._await_silence(self._num_read)
 
-        def look_again() -> None:
-            if self._num_read == seen:
-                self._fail(error)
-            else:
-                self._fail_soon(error)
-
+    def _await_silence(self, seen: int) -> None:
         assert self._loop is not None
-        self._loop.call_later(_LAST_OUTPUTS_S, look_again)
+        loop = self._loop
+
+        def judge(is_sure: bool = False) -> None:
+            if self._has_last or self._socket.closed:
+                return  # `_read` or `_let_go` has failed what waits.
+            if self._num_read != seen or self._wire.socket.poll(0):
+                self._await_silence(self._num_read)
+            elif is_sure:
+                assert self._death is not None
+                self._fail(self._death)
+            else:
+                # What was taken from the socket in this turn is read by `_read` in the next.
+                loop.call_soon(judge, True)
+
+        loop.call_later(_LAST_OUTPUTS_S, judge)
 
     def _fail(self, error: EngineDeadError) -> None:
         self._outputs.put_nowait(error)
@@ -299,6 +323,7 @@ class SyncEngineCoreClient:
         self._wake_read, self._wake_write = os.pipe()
         self._finalizer = weakref.finalize(self, _release_sync, process, self._wire, self._wake_read, self._wake_write)
         self._outputs: deque[EngineCoreOutputs] = deque()
+        self._has_last = False
         self._poller = zmq.Poller()
         self._poller.register(self._wire.socket, zmq.POLLIN)
         self._poller.register(self._wake_read, zmq.POLLIN)
@@ -355,13 +380,21 @@ class SyncEngineCoreClient:
             return self._receive_last()
         ready = dict(self._poller.poll(None if timeout_s is None else int(timeout_s * 1000)))
         if self._wire.socket in ready:
-            return self._wire.decode(self._wire.socket.recv())
+            outputs = self._wire.decode(self._wire.socket.recv())
+            if not outputs.is_last:
+                return outputs
+            self._has_last = True
+            return self._receive(timeout_s)  # Why it has failed comes another way.
         return None if self.process.error is None else self._receive_last()
 
     def _receive_last(self) -> EngineCoreOutputs:
         """What the engine core sent before it ended; raises EngineDeadError once there is no more."""
-        if not self._wire.socket.closed and self._wire.socket.poll(int(_LAST_OUTPUTS_S * 1000)):
-            return self._wire.decode(self._wire.socket.recv())
+        if not self._has_last and not self._wire.socket.closed:
+            if self._wire.socket.poll(int(_LAST_OUTPUTS_S * 1000)):
+                outputs = self._wire.decode(self._wire.socket.recv())
+                self._has_last = outputs.is_last
+                if not outputs.is_last:
+                    return outputs
         self.process.check()
         raise AssertionError("the engine core has not ended")
 

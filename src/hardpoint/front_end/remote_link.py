@@ -100,7 +100,8 @@ class RemoteLink:
             self._link.disable_monitor()
             self._monitor.close(linger=0)
             self._link.close()
-            self._local.close(linger=0)
+            # What the engine sent last is still to be delivered.
+            self._local.close()
             self._context.term()
 
     def _end_with(self, error: HardpointError) -> None:

@@ -67,6 +67,8 @@ class EngineCoreLoop:
         self._requests = Decoder(EngineCoreRequest)
         self._aborts: Decoder[list[str]] = Decoder(list[str])
         self._calls = Decoder(UtilityCall)
+        # Identities of the front ends.
+        self._clients: set[bytes] = set()
         # Utility results that came later, on whatever thread made them.
         self._late: SimpleQueue[tuple[bytes, UtilityOutput]] = SimpleQueue()
         self._wake_read, self._wake_write = os.pipe()
@@ -100,6 +102,11 @@ class EngineCoreLoop:
         """End with an error, e.g. since a worker has ended. Safe from any thread."""
         self._failure = reason
         self._wake()
+
+    def say_last(self) -> None:
+        """Tell the front ends that they have all outputs once they have read this."""
+        for identity in self._clients:
+            self._send(identity, EngineCoreOutputs(is_last=True))
 
     def run(self) -> None:
         """Loop until stopped; raise EngineDeadError or what a step raised."""
@@ -179,6 +186,7 @@ class EngineCoreLoop:
 
     def _greet(self, identity: bytes, message: bytes) -> None:
         """Answer, so that a front end knows that both directions are connected."""
+        self._clients.add(identity)
         self._send(identity, EngineCoreOutputs())
 
     def _call(self, identity: bytes, message: bytes) -> None:
@@ -301,6 +309,8 @@ def _run_engine(link: ParentLink, start: EngineCoreStart, router: Any) -> int:
         loop.run()
     except BaseException as error:
         # Before the clean-up, which may take its time: the front end must not wait for it.
+        if loop is not None:
+            loop.say_last()
         report_failure(link, error)
         return 1
     finally:

@@ -43,8 +43,8 @@ _LOAD_TEMPLATE = "hardpoint.front_end.tokenizers.chat_template:load_chat_templat
 _UVLOOP = "uvloop:new_event_loop"
 # How long /health says 503 after the engine has ended, for those who poll it, before the server ends.
 _DEAD_NOTICE_S = 3.0
-# For responses to be written once their requests have ended.
-_FLUSH_S = 2
+# For responses to be written once their requests have ended, at most.
+_FLUSH_S = 8
 
 
 def serve(args: Namespace) -> int:
@@ -186,10 +186,11 @@ async def _serve_until(
         await _linger(stopping)
     drain_s = 0 if engine.errored else engine.vllm_config.shutdown_timeout
     # Takes no new connection from here on, so that draining comes to an end.
-    server.stop(drain_s + _FLUSH_S)
+    server.stop(drain_s + 2 * _FLUSH_S)
     await _drain(engine, drain_s)
     stopping.cancel()
     dying.cancel()
+    await server.flush(_FLUSH_S)
     await serving
     # A server that ended although nobody asked for it did not end well either.
     return 1 if engine.errored or serving in done else 0
@@ -218,4 +219,4 @@ async def _drain(engine: AsyncLLM, drain_s: int) -> None:
         logger.info("waiting up to %d s for %d requests", drain_s, running)
         with contextlib.suppress(TimeoutError):
             await engine.wait_for_requests_to_drain(drain_s)
-    await engine.fail_requests(AdmissionError("the server is shutting down", reason="shutdown"))
+    await engine.fail_requests(AdmissionError("the server is shutting down", reason="shutdown"), for_good=True)

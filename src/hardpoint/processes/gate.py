@@ -30,6 +30,8 @@ _TICK_MS = 200
 _TURN = 256
 _LONGEST_SHOWN = 300
 _FAREWELL_S = 1.0
+# An engine core that has ended may have sent outputs that are still on their way: until none came for so long.
+_LAST_OUTPUTS_MS = 250
 _LISTEN_S = 0.5
 _encoder = Encoder()
 _hellos = Decoder(LinkHello, plain=True)
@@ -48,6 +50,8 @@ class Gate:
         self._opened: tuple[Ready, str] | None = None
         self._stop_at: float | None = None
         self._last_words = StartFailed("engine-stopped", "it was told to stop")
+        # Whether the engine core has ended by itself.
+        self._has_died = False
         # What ended the gate although nobody asked for it.
         self._failure: BaseException | None = None
         # The front end that is served, and the one before it until the engine core has forgotten it.
@@ -85,6 +89,7 @@ class Gate:
     def engine_died(self, error: EngineDeadError) -> None:
         """Tell the front end why its engine has ended, and end."""
         self._last_words = StartFailed(error.code, error.what, error.origin, error.fix)
+        self._has_died = True
         self._stop_at = 0.0
 
     def wait(self) -> None:
@@ -123,11 +128,19 @@ class Gate:
 
     def _end(self) -> None:
         if self._session is not None:
+            if self._has_died:
+                self._pass_on_last()
             self._take_leave(self._session)
         for sock in filter(None, (self._core, self._zap)):
             sock.close(linger=0)
         self._link.close()
         self._context.term()
+
+    def _pass_on_last(self) -> None:
+        """What the engine core has sent before it ended."""
+        deadline = time.monotonic() + _FAREWELL_S
+        while self._core.poll(_LAST_OUTPUTS_MS) and time.monotonic() < deadline:
+            self._read_core()
 
     def _take_leave(self, session: Session) -> None:
         """Say why we end, and wait for the answer: what is sent just before a connection closes may be lost."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +18,12 @@ from hardpoint.errors import ConfigError
 from hardpoint.front_end.server.http_limits import http_protocol
 from hardpoint.front_end.server.settings import ServerSettings
 from hardpoint.front_end.server.tls import refresh_certificates
-from hardpoint.log import attach
+from hardpoint.log import attach, init_logger
+
+logger = init_logger(__name__)
+# Responses of which none got on for so many turns belong to clients that do not read.
+_FLUSH_TURN_S = 0.1
+_IDLE_TURNS = 20
 
 
 class _Uvicorn(uvicorn.Server):
@@ -51,7 +57,7 @@ class HttpServer:
         _set_up_logging(settings)
 
     async def serve(self) -> None:
-        """Take requests; returns once stopped and every response is written or cut."""
+        """Take requests; returns once stopped and every response is written, or cut by `flush`."""
         self._config.load()
         refreshing = None
         if self._settings.enable_ssl_refresh and self._config.ssl is not None:
@@ -62,10 +68,34 @@ class HttpServer:
             if refreshing is not None:
                 refreshing.cancel()
 
-    def stop(self, flush_s: int) -> None:
-        """Take no more connections; responses under way get `flush_s` seconds."""
-        self._config.timeout_graceful_shutdown = flush_s
+    def stop(self, limit_s: int) -> None:
+        """Take no more connections; responses under way go on until `flush`, or until `limit_s` is over."""
+        self._config.timeout_graceful_shutdown = limit_s
         self._server.should_exit = True
+
+    async def flush(self, limit_s: float) -> None:
+        """Wait until responses under way are written, for as long as some get on, up to `limit_s`; cut the others."""
+        deadline = time.monotonic() + limit_s
+        before, idle = self._left(), 0
+        # Turns of the event loop are counted and not seconds: one that is busy has given nobody time to write.
+        while any(before) and idle < _IDLE_TURNS and time.monotonic() < deadline:
+            await asyncio.sleep(_FLUSH_TURN_S)
+            left = self._left()
+            before, idle = left, idle + 1 if left == before else 0
+        state = self._server.server_state
+        if state.tasks:
+            logger.warning("%d responses are cut: their clients do not read them", len(state.tasks))
+        for task in list(state.tasks):
+            task.cancel()
+        for connection in list(state.connections):
+            connection.transport.abort()
+
+    def _left(self) -> tuple[int, int, int]:
+        """Responses being made, connections, and bytes not taken by clients."""
+        state = self._server.server_state
+        transports = [connection.transport for connection in state.connections]
+        unread = sum(transport.get_write_buffer_size() for transport in transports)
+        return len(state.tasks), len(state.connections), unread
 
     @property
     def started(self) -> bool:

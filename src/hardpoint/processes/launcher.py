@@ -36,7 +36,7 @@ _MODULE = "hardpoint.processes.api_server"
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 # For servers to say 503 for a while and to write what is left, once the engine has ended.
 _LAST_WORDS_S = 6.0
-_FLUSH_S = 6.0
+_FLUSH_S = 12.0
 _encoder = Encoder()
 
 

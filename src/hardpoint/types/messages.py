@@ -139,7 +139,10 @@ class UtilityOutput(msgspec.Struct, array_like=True, gc=False):  # engine core -
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):  # engine core -> front end
-    """Everything one step has for one front end. `timestamp` is monotonic, set on creation."""
+    """Everything one step has for one front end. `timestamp` is monotonic, set on creation.
+
+    is_last  the engine core has failed: nothing comes after this
+    """
 
     engine_index: int = 0
     outputs: list[EngineCoreOutput] = []
@@ -150,6 +153,7 @@ class EngineCoreOutputs(msgspec.Struct, array_like=True, omit_defaults=True, gc=
     wave_complete: int | None = None
     start_wave: int | None = None
     weight_version: str | None = None
+    is_last: bool = False
 
     def __post_init__(self) -> None:
         if self.timestamp == 0.0:

@@ -274,7 +274,7 @@ def test_a_silent_front_end_is_given_up_and_learns_of_it(monkeypatch, gate, core
     front_end.send(ADD, request("one"))
     assert wait_until(lambda: "one" in core.requests)
     monkeypatch.setattr(remote_link, "BEAT_S", 3600)
-    assert wait_until(lambda: core.aborted == ["one"], 5)
+    assert wait_until(lambda: core.aborted == ["one"])
     assert "nothing was heard of it" in front_end.lost.result(5).what
 
 
@@ -300,6 +300,19 @@ def test_a_front_end_learns_why_its_engine_died(gate, make):
     gate.engine_died(EngineDeadError("a worker was eaten", code="worker-died"))
     error = front_end.lost.result(5)
     assert (error.code, "a worker was eaten" in error.what) == ("worker-died", True)
+
+
+def test_what_an_engine_has_made_comes_before_its_death(gate, core, make):
+    front_end = make().wait()
+    front_end.send(ADD, request("running"))
+    assert wait_until(lambda: "running" in core.requests)
+    for token in range(50):
+        core.say(EngineCoreOutput("running", [token]))
+    core.say(is_last=True)
+    gate.engine_died(EngineDeadError("a worker was eaten", code="worker-died"))
+    assert "a worker was eaten" in front_end.lost.result(5).what
+    assert [front_end.receive().outputs[0].new_token_ids for _ in range(50)] == [[token] for token in range(50)]
+    assert front_end.receive().is_last
 
 
 def test_a_gate_drains_before_it_closes(gate, core, make):

@@ -11,6 +11,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
+# Most of a run is waiting for processes to start. A file stays with one worker, which shares its servers.
+PYTEST_WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test check sanitize clean
 
@@ -19,7 +21,7 @@ run: $(VENV)/run.stamp
 
 test: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 check: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py
@@ -38,10 +40,11 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/test.stamp: $(VENV)/run.stamp
-	@echo "Installing the test dependencies ..."
+# All at once: an installation of its own before would compile the kernels twice.
+$(VENV)/test.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
+	@echo "Installing Hardpoint with the dependencies of its tests into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
-	@touch $@
+	@touch $(VENV)/run.stamp $@
 
 clean:
 	rm -f src/hardpoint/worker/kernels/*.so

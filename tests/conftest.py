@@ -16,6 +16,15 @@ from hardpoint.extensions import plugin_config
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Triton decides when it is imported whether kernels are interpreted, as they must be without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # The other workers want the cores as well.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse names that differ from run to run, as workers must agree on what there is."""
+    if odd := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"these tests are named by an address; give them ids: {odd}")
 
 
 @pytest.fixture(autouse=True)

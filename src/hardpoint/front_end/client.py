@@ -389,12 +389,12 @@ class SyncEngineCoreClient:
 
     def _receive_last(self) -> EngineCoreOutputs:
         """What the engine core sent before it ended; raises EngineDeadError once there is no more."""
-        if not self._has_last and not self._wire.socket.closed:
-            if self._wire.socket.poll(int(_LAST_OUTPUTS_S * 1000)):
-                outputs = self._wire.decode(self._wire.socket.recv())
-                self._has_last = outputs.is_last
-                if not outputs.is_last:
-                    return outputs
+        sock = self._wire.socket
+        if not self._has_last and not sock.closed and sock.poll(int(_LAST_OUTPUTS_S * 1000)):
+            outputs = self._wire.decode(sock.recv())
+            self._has_last = outputs.is_last
+            if not outputs.is_last:
+                return outputs
         self.process.check()
         raise AssertionError("the engine core has not ended")
 

@@ -211,9 +211,8 @@ def test_plain_code_gets_the_outputs_before_the_death_too(core, is_told):
     if is_told:
         core.say_last()
     threading.Timer(0.1, core.fail).start()
-    tokens = []
+    tokens = [client.get_output().outputs[0].new_token_ids for _ in range(5)]
     with pytest.raises(EngineDeadError, match="it has ended"):
-        while True:
-            tokens += client.get_output().outputs[0].new_token_ids
+        client.get_output()
     client.shutdown()
-    assert tokens == list(range(5))
+    assert tokens == [[token] for token in range(5)]

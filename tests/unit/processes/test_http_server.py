@@ -82,7 +82,7 @@ def test_a_client_that_does_not_read_is_cut_and_the_server_ends(server, caplog):
 
     async def go() -> None:
         serving = await start(http)
-        reader, writer = await ask(port, b"big", limit=1 << 10)
+        _, writer = await ask(port, b"big", limit=1 << 10)
         writer.transport.pause_reading()
         http.stop(3600)
         await http.flush(3600)

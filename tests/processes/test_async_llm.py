@@ -70,7 +70,7 @@ def test_one_line_says_how_a_request_ended(engine, run, caplog, kind):
         leaving = engine.generate("The quick", endless(), "left")
         await anext(leaving)
         await leaving.aclose()
-        with pytest.raises(ValueError, match="max_tokens"):
+        with pytest.raises(ValueError, match="too long"):
             await last(engine, "refused", greedy(max_tokens=5), prompt=[1] * 5000)
 
     with caplog.at_level("INFO", "hardpoint.front_end.request_ends"):

@@ -362,7 +362,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--log-config-file",            STR,   None,   "logging_config.pylogging_config_file", "Python logging configuration as JSON"),
         F("--disable-log-stats",          BOOL,  None,   "", "no statistics lines"),
         F("--aggregate-engine-logging",   BOOL,  None,   "", "one line of statistics for all replicas instead of one each"),
-        F("--enable-log-requests",        BOOL,  False,  "", "log each request"),
+        F("--enable-log-requests",        BOOL,  False,  "", "log how each request comes, and how it ends"),
         F("--enable-log-outputs",         BOOL,  False,  "", "log outputs too"),
         F("--enable-log-deltas",          BOOL,  True,   "", "log streamed pieces when outputs are logged"),
         F("--max-log-len",                Whole(0), None,   "", "characters or ids of a prompt or output in a log line"),

@@ -13,18 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hardpoint.config.sections import VllmConfig
-from hardpoint.contracts.attention_backend import (
-    AttentionBackend,
-    AttentionImpl,
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-    AttentionType,
-    CommonAttentionMetadata,
-)
-from hardpoint.contracts.kv_cache import AttentionSpec
-from hardpoint.errors import ConfigError
+from hardpoint.contracts.attention_backend import AttentionBackend, CommonAttentionMetadata
+from hardpoint.worker.attention.base import LayerImpl, StepBuilder, StepMetadata
 from hardpoint.worker.attention.plan import Piece, cut
 from hardpoint.worker.attention.storage import CACHE_DTYPES, PagedCache, cache_shape
 from hardpoint.worker.kernels.floats import MOST_ELEMENTS, STORES, AttentionFacts, Batch
@@ -81,7 +71,7 @@ class CPUAttentionBackend(AttentionBackend):
 
 
 @dataclass
-class CPUAttentionMetadata(AttentionMetadata):
+class CPUAttentionMetadata(StepMetadata):
     """A step for this backend.
 
     query_starts  [requests + 1] int32    seq_lens  [requests] int32    block_table  [requests, blocks] int32
@@ -107,21 +97,14 @@ class CPUAttentionMetadata(AttentionMetadata):
         return self._pieces[window]
 
 
-class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]):
+class CPUAttentionMetadataBuilder(StepBuilder[CPUAttentionMetadata]):
     """Prepares a step."""
-
-    def __init__(
-        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> CPUAttentionMetadata:
         """Return the step's metadata."""
-        common = common_attn_metadata
-        if not isinstance(common.causal, bool):
-            raise NotImplementedError("a causal mask per request is not supported on a CPU")
+        common, causal = common_attn_metadata, self.is_causal(common_attn_metadata)
         requests, tokens = common.num_reqs, common.num_actual_tokens
         starts = common.query_start_loc_cpu[: requests + 1].int().contiguous()
         lengths = common.seq_lens[:requests].int().contiguous()
@@ -131,77 +114,32 @@ class CPUAttentionMetadataBuilder(AttentionMetadataBuilder[CPUAttentionMetadata]
             requests, starts.data_ptr(), lengths.data_ptr(), blocks.data_ptr(), blocks.shape[-1], slots.data_ptr()
         )
         size = self.kv_cache_spec.block_size
-        return CPUAttentionMetadata(tokens, slots, starts, lengths, blocks, size, common.causal, batch)
-
-    def update_block_table(
-        self, metadata: CPUAttentionMetadata, block_table: torch.Tensor, slot_mapping: torch.Tensor
-    ) -> CPUAttentionMetadata:
-        """Not offered: building anew is as quick."""
-        raise NotImplementedError
+        return CPUAttentionMetadata(tokens, slots, starts, lengths, blocks, size, causal, batch)
 
 
-class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
-    """One layer: writes the step's keys and values to the cache, then attends piece by piece."""
+class CPUAttentionImpl(LayerImpl[CPUAttentionMetadata]):
+    """One layer: writes the step's keys and values to the cache, then attends."""
 
-    def __init__(
-        self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: torch.Tensor | None = None,
-        use_alibi_sqrt: bool | None = None,
-        **extra: Any,
-    ) -> None:
-        _refuse(
-            {
-                "the square root of ALiBi distances": bool(use_alibi_sqrt),
-                f"{attn_type!s} attention": attn_type != AttentionType.DECODER,
-                f"KV cache dtype {kv_cache_dtype!r}": not CPUAttentionBackend.supports_kv_cache_dtype(kv_cache_dtype),
-                **{f"the option {name!r}": value is not None for name, value in extra.items()},
-            }
-        )
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.scale = float(scale)
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.group = num_heads // self.num_kv_heads
-        self.sliding_window = sliding_window
-        self.soft_cap = logits_soft_cap or None
-        self.shares_cache = kv_sharing_target_layer_name is not None
-        self.slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        self.sinks = sinks
+    backend = CPUAttentionBackend
+
+    def __init__(self, num_heads: int, head_size: int, *args: Any, **kwargs: Any) -> None:
+        super().__init__(num_heads, head_size, *args, **kwargs)
         self.library: Library | None = kernels() if head_size <= MOST_ELEMENTS else None
         self._facts: tuple[int, AttentionFacts, torch.Tensor | None] | None = None
 
-    def forward(
+    def compute(
         self,
-        layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
         kv_cache: torch.Tensor,
-        attn_metadata: CPUAttentionMetadata | None,
+        metadata: CPUAttentionMetadata,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write [tokens, heads, head_size] into `output`; see the contract. Padding rows become zero."""
-        if attn_metadata is None:
-            return output.zero_()
-        if attn_metadata.num_actual_tokens < output.shape[0]:
-            output[attn_metadata.num_actual_tokens :].zero_()
+    ) -> None:
+        """In the kernels where they take the step's numbers, else in torch."""
         if self.library is not None and query.dtype is torch.float32 and output.is_contiguous():
-            self._attend_in_kernels(self.library, query, key, value, kv_cache, attn_metadata, output)
+            self._attend_in_kernels(self.library, query, new, kv_cache, metadata, output)
         else:
-            self._attend_in_torch(query, key, value, kv_cache, attn_metadata, output)
-        return output
+            self._attend_in_torch(query, new, kv_cache, metadata, output)
 
     def facts(self, kv_cache: torch.Tensor, causal: bool = True) -> AttentionFacts:
         """What the kernels are told of this layer; valid as long as this object, and until it has another cache."""
@@ -233,8 +171,7 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         self,
         library: Library,
         query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
         kv_cache: torch.Tensor,
         metadata: CPUAttentionMetadata,
         output: torch.Tensor,
@@ -242,8 +179,8 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
         facts = self.facts(kv_cache, metadata.causal)
         query = _as_rows(query)
         keys = (None, 0, None, 0)
-        if key is not None and value is not None and not self.shares_cache:
-            key, value = _as_rows(key), _as_rows(value)
+        if new is not None:
+            key, value = map(_as_rows, new)
             keys = key.data_ptr(), key.stride(0), value.data_ptr(), value.stride(0)  # type: ignore[assignment]
         library.attention(
             ctypes.addressof(facts), ctypes.addressof(metadata.batch), query.data_ptr(), query.stride(0), *keys,
@@ -253,14 +190,14 @@ class CPUAttentionImpl(AttentionImpl[CPUAttentionMetadata]):
     def _attend_in_torch(
         self,
         query: torch.Tensor,
-        key: torch.Tensor | None,
-        value: torch.Tensor | None,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
         kv_cache: torch.Tensor,
         metadata: CPUAttentionMetadata,
         output: torch.Tensor,
     ) -> None:
         cache = PagedCache(kv_cache, self.head_size)
-        if key is not None and value is not None and not self.shares_cache:
+        if new is not None:
+            key, value = new
             count = metadata.num_actual_tokens
             rows = (metadata.slots >= 0).nonzero().flatten()
             cache.write(metadata.slots[rows], key[:count][rows], value[:count][rows])
@@ -313,11 +250,3 @@ def _as_rows(x: torch.Tensor) -> torch.Tensor:
     """[tokens, heads, head_size] with each token's heads side by side, as the kernels read them."""
     fits = x.dtype is torch.float32 and x.stride(2) == 1 and x.stride(1) == x.shape[2]
     return x if fits else x.float().contiguous()
-
-
-def _refuse(asked: dict[str, bool]) -> None:
-    found = [what for what, is_asked in asked.items() if is_asked]
-    if found:
-        raise ConfigError(
-            f"the attention backend CPU_ATTN does not support {', '.join(found)}", code="attention-unsupported"
-        )

@@ -36,7 +36,7 @@ class FlexAttentionBackend(PagedBackend):
 class FlexAttentionImpl(PagedImpl):
     """One layer."""
 
-    name = "FLEX_ATTENTION"
+    backend = FlexAttentionBackend
 
     def attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: PagedMetadata, output: torch.Tensor
@@ -57,7 +57,7 @@ class FlexAttentionImpl(PagedImpl):
             output[first:last] = found[0].transpose(0, 1)
 
     def _score_mod(self, position: torch.Tensor, causal: bool) -> ScoreMod:
-        soft_cap, window = self.soft_cap, self.window
+        soft_cap, window = self.soft_cap, self.sliding_window
         slopes = None if self.slopes is None else self.slopes.to(position.device)
 
         def change(score: torch.Tensor, batch: Any, head: Any, row: Any, key: Any) -> torch.Tensor:

@@ -8,22 +8,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
 
-from hardpoint.config.sections import VllmConfig
-from hardpoint.contracts.attention_backend import (
-    AttentionBackend,
-    AttentionImpl,
-    AttentionLayer,
-    AttentionMetadata,
-    AttentionMetadataBuilder,
-    AttentionType,
-    CommonAttentionMetadata,
-)
-from hardpoint.contracts.kv_cache import AttentionSpec
-from hardpoint.errors import ConfigError
+from hardpoint.contracts.attention_backend import AttentionBackend, CommonAttentionMetadata
+from hardpoint.worker.attention.base import LayerImpl, StepBuilder, StepMetadata
 
 
 class PagedBackend(AttentionBackend):
@@ -49,7 +38,7 @@ class PagedBackend(AttentionBackend):
 
 
 @dataclass
-class PagedMetadata(AttentionMetadata):
+class PagedMetadata(StepMetadata):
     """A step.
 
     starts, lengths             rows where requests begin, one more than requests; tokens of each request
@@ -73,21 +62,14 @@ class PagedMetadata(AttentionMetadata):
         return [(i, first, last, length) for i, (first, last, length) in enumerate(rows) if last > first]
 
 
-class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
+class PagedMetadataBuilder(StepBuilder[PagedMetadata]):
     """Prepares a step."""
-
-    def __init__(
-        self, kv_cache_spec: AttentionSpec, layer_names: list[str], vllm_config: VllmConfig, device: torch.device
-    ) -> None:
-        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> PagedMetadata:
         """Return the step's metadata."""
-        step = common_attn_metadata
-        if not isinstance(step.causal, bool):
-            raise NotImplementedError("a causal mask per request is not supported")
+        step, causal = common_attn_metadata, self.is_causal(common_attn_metadata)
         known = step.seq_lens_cpu_upper_bound
         lengths = known if known is not None else step.seq_lens
         return PagedMetadata(
@@ -99,83 +81,27 @@ class PagedMetadataBuilder(AttentionMetadataBuilder[PagedMetadata]):
             blocks=step.block_table_tensor[: step.num_reqs].long(),
             # What is not to be kept goes where nobody reads: testing for it would wait for the device.
             slots=step.slot_mapping[: step.num_actual_tokens].long().clamp(min=0),
-            causal=step.causal,
+            causal=causal,
         )
 
 
-class PagedImpl(AttentionImpl[PagedMetadata]):
+class PagedImpl(LayerImpl[PagedMetadata]):
     """One layer: keeps the step's keys and values, then lets the subclass attend."""
 
-    name: ClassVar[str]
-    takes_soft_cap: ClassVar[bool] = True
-    takes_sinks: ClassVar[bool] = False
-
-    def __init__(
+    def compute(
         self,
-        num_heads: int,
-        head_size: int,
-        scale: float,
-        num_kv_heads: int | None = None,
-        alibi_slopes: list[float] | None = None,
-        sliding_window: int | None = None,
-        kv_cache_dtype: str = "auto",
-        logits_soft_cap: float | None = None,
-        attn_type: str = AttentionType.DECODER,
-        kv_sharing_target_layer_name: str | None = None,
-        sinks: torch.Tensor | None = None,
-        **extra: Any,
-    ) -> None:
-        self._refuse(
-            {
-                "capped scores": bool(logits_soft_cap) and not self.takes_soft_cap,
-                "attention sinks": sinks is not None and not self.takes_sinks,
-                f"{attn_type!s} attention": attn_type != AttentionType.DECODER,
-                f"KV cache dtype {kv_cache_dtype!r}": kv_cache_dtype not in PagedBackend.supported_kv_cache_dtypes,
-                **{f"the option {name!r}": bool(value) for name, value in extra.items()},
-            }
-        )
-        self.num_heads = num_heads
-        self.head_size = head_size
-        self.scale = float(scale)
-        self.num_kv_heads = num_kv_heads or num_heads
-        self.group = num_heads // self.num_kv_heads
-        self.window = sliding_window
-        self.soft_cap = logits_soft_cap or None
-        self.shares_cache = kv_sharing_target_layer_name is not None
-        self.slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
-        self.sinks = sinks
-
-    def _refuse(self, asked: dict[str, bool]) -> None:
-        found = ", ".join(what for what, is_asked in asked.items() if is_asked)
-        if found:
-            raise ConfigError(
-                f"the attention backend {self.name} does not support {found}",
-                code="attention-unsupported",
-                fix="leave --attention-backend out, or name another one",
-            )
-
-    def forward(
-        self,
-        layer: AttentionLayer,
         query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        new: tuple[torch.Tensor, torch.Tensor] | None,
         kv_cache: torch.Tensor,
-        attn_metadata: PagedMetadata | None,
+        metadata: PagedMetadata,
         output: torch.Tensor,
-        output_scale: torch.Tensor | None = None,
-        output_block_scale: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Write [tokens, heads, head_size] into `output`; see the contract. Padding rows become zero."""
-        if attn_metadata is None:
-            return output.zero_()
-        tokens = attn_metadata.num_actual_tokens
-        if tokens < output.shape[0]:
-            output[tokens:].zero_()
-        if key is not None and value is not None and not self.shares_cache:
-            self._keep(key[:tokens], value[:tokens], kv_cache, attn_metadata.slots)
-        self.attend(query[:tokens], kv_cache, attn_metadata, output[:tokens])
-        return output
+    ) -> None:
+        """Keep, then attend."""
+        tokens = metadata.num_actual_tokens
+        if new is not None:
+            key, value = new
+            self._keep(key[:tokens], value[:tokens], kv_cache, metadata.slots)
+        self.attend(query[:tokens], kv_cache, metadata, output[:tokens])
 
     def _keep(self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slots: torch.Tensor) -> None:
         size = kv_cache.shape[2]

@@ -28,7 +28,7 @@ class TorchSDPABackend(PagedBackend):
 class TorchSDPAImpl(PagedImpl):
     """One layer."""
 
-    name = "TORCH_SDPA"
+    backend = TorchSDPABackend
     takes_soft_cap = False
 
     def attend(
@@ -51,13 +51,17 @@ class TorchSDPAImpl(PagedImpl):
 
     def _mask(self, position: int, queries: int, length: int, causal: bool, like: torch.Tensor) -> torch.Tensor | None:
         """[queries, keys], with ALiBi [kv_heads, group, queries, keys]; None when everything is seen."""
-        if self.slopes is None and self.window is None and (not causal or (queries == 1 and position == length - 1)):
+        if (
+            self.slopes is None
+            and self.sliding_window is None
+            and (not causal or (queries == 1 and position == length - 1))
+        ):
             return None
         distance = position + torch.arange(queries, device=like.device).unsqueeze(1)
         distance = distance - torch.arange(length, device=like.device)
         seen = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
-        if self.window is not None:
-            seen &= distance < self.window
+        if self.sliding_window is not None:
+            seen &= distance < self.sliding_window
         if self.slopes is None:
             return seen
         slopes = self.slopes.to(like.device).view(self.num_kv_heads, self.group, 1, 1)

@@ -93,8 +93,7 @@ class TritonMetadataBuilder(PagedMetadataBuilder):
 class TritonAttentionImpl(PagedImpl):
     """One layer."""
 
-    name = "TRITON_ATTN"
-    takes_sinks = True
+    backend = TritonAttentionBackend
 
     def attend(
         self, query: torch.Tensor, kv_cache: torch.Tensor, metadata: PagedMetadata, output: torch.Tensor
@@ -108,7 +107,7 @@ class TritonAttentionImpl(PagedImpl):
             metadata,
             output,
             scale=self.scale,
-            window=self.window or 0,
+            window=self.sliding_window or 0,
             soft_cap=self.soft_cap or 0.0,
             slopes=None if self.slopes is None else self.slopes.to(query.device),
             sinks=None if self.sinks is None else self.sinks.detach().float(),

@@ -112,6 +112,12 @@ BAD = "data:image/png;base64," + base64.b64encode(b"this is no image").decode()
         ([image_part("http://pictures.invalid/a.png")], "messages.0.content.0", "not known"),
         ([image_part("file:///etc/passwd")], "messages.0.content.0", "not below --allowed-local-media-path"),
         ([{"type": "image_url"}], "messages.0.content.0", "needs a URL"),
+        ([image_part(data_url(picture(1))) | {"uuid": "a"}], "messages.0.content.0.uuid", "known by its content"),
+        (
+            [{"type": "image_url", "image_url": {"url": data_url(picture(1)), "detail": "low"}}],
+            "messages.0.content.0.image_url.detail",
+            "size the model's processor takes",
+        ),
         (
             [{"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}],
             "messages.0.content.0",

@@ -305,7 +305,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--mm-encoder-tp-mode",         ("weights", "data"), "weights", "", "tower ranks", NO_MEDIA),
         F("--mm-encoder-attn-backend",    STR,   None,   "", "tower attention", NO_MEDIA),
         F("--interleave-mm-strings",      BOOL,  False,  "", "keep media where they stand in a message, for templates that take text only"),
-        F("--skip-mm-profiling",          BOOL,  False,  "", "no media in memory profiling, which never has any here"),
+        F("--skip-mm-profiling",          BOOL,  False,  "", "no media in memory profiling", NEVER + "room for the KV cache is found without a profiling run"),
         F("--video-pruning-rate",         FLOAT, None,   "", "drop video tokens", NO_MEDIA),
         F("--video-pruning-method",       STR,   "evs",  "", "how", NO_MEDIA),
         F("--mm-tensor-ipc",              STR,   "direct_rpc", "", "how tensors cross", NO_MEDIA),

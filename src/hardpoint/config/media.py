@@ -20,7 +20,6 @@ _ARGUMENTS = {
     "mm_processor_cache_gb": "mm_processor_cache_gb",
     "mm_hasher_algorithm": "mm_hasher_algorithm",
     "interleave_mm_strings": "interleave_mm_strings",
-    "skip_mm_profiling": "skip_mm_profiling",
 }
 _IMAGE_OPTIONS = ("image_mode", "rgba_background_color")
 

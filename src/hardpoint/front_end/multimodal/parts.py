@@ -59,6 +59,11 @@ class MediaParts:
             raise VLLMValidationError(
                 f"content parts of type {kind!r} are not supported: this model reads text", parameter=where
             )
+        if part.get("uuid") is not None:
+            raise VLLMValidationError(
+                "names for media are not taken: an item is known by its content, and another caller's never shown",
+                parameter=f"{where}.uuid",
+            )
         modality = IMAGE_PARTS.get(kind)
         before = sum(one.modality == modality for one in self.found)
         mark = None if modality is None else self.placeholder(modality, before + 1)

@@ -7,7 +7,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from hardpoint.compat.table import MODULES, Entry
+from hardpoint.compat.rows import Entry
+from hardpoint.compat.table import MODULES
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, REGISTRIES
 from hardpoint.extensions.rows import ConfigHook, Group, Registry, State
 

@@ -18,7 +18,8 @@ import contract_docs
 import model_docs
 import proofs
 
-from hardpoint.compat.table import MODULES, Entry
+from hardpoint.compat.rows import Entry
+from hardpoint.compat.table import MODULES
 from hardpoint.config.flags import FRONT_END, Flag, reason
 from hardpoint.config.flags import GROUPS as ENGINE_FLAGS
 from hardpoint.env import VARIABLES

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from downstream_packages import folder_of
 
-from hardpoint.compat.table import CONNECTORS, MAMBA
+from hardpoint.compat.rows import CONNECTORS, MAMBA
 
 
 class StillMissing(AssertionError):

@@ -19,7 +19,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hardpoint.compat.table import Entry
+    from hardpoint.compat.rows import Entry
 from hardpoint.extensions.patches import patches
 
 ROOT = "vllm"

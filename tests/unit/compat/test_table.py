@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hardpoint import compat
-from hardpoint.compat.table import MODULES, Entry, Waits
+from hardpoint.compat.rows import Entry, Waits
+from hardpoint.compat.table import MODULES
 from hardpoint.extensions.refs import load_ref
 from hardpoint.extensions.registry import isolated, registry
 

@@ -1,0 +1,1 @@
+"""What each `vllm...` module is made of, one file per area."""

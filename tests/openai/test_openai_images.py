@@ -124,7 +124,7 @@ BAD = "data:image/png;base64," + base64.b64encode(b"this is no image").decode()
             "input_audio",
         ),
         ([image_part(data_url(picture(1)))] * 4, "messages.0.content.3", "At most 3 image"),
-        ([text_part("<image>"), image_part(data_url(picture(1)))], "prompt", "more image placeholders"),
+        ([text_part("<image>"), image_part(data_url(picture(1)))], "messages", "more image placeholders"),
     ],
 )
 def test_bad_images_are_refused_by_their_part(client, parts, where, text):

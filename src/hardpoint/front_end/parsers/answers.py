@@ -11,6 +11,7 @@ Every API that answers with messages uses these three; what they give is in Open
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.registry import registry
 from hardpoint.front_end.parsers.forced_calls import NamedCallParser, RequiredCallParser
 from hardpoint.front_end.parsers.tool_choice import ToolChoice, ToolMode, choice_of, narrowed
+from hardpoint.front_end.parsers.tool_facts import is_strict
 from hardpoint.log import init_logger
 from hardpoint.types.answers import DeltaMessage, DeltaToolCall, ToolCall, new_call_id
+from hardpoint.types.sampling_params import StructuredOutputsParams
 
 logger = init_logger(__name__)
 
@@ -146,6 +149,9 @@ class AnswerPlan:
             return
         own, tokenizer, tools = self._parsers.tool_class or ToolParser, self._parsers.tokenizer, self.request.tools
         before = self.request.structured_outputs
+        strict = [i for i, tool in enumerate(tools) if is_strict(tool)] if self.choice.mode is ToolMode.AUTO else []
+        if strict:
+            self._hold_to_schemas(own(tokenizer, tools), f"tools.{strict[0]}.function.strict")
         with blaming("tool_parsers", self.tool_name):
             self.request = own(tokenizer, tools).adjust_request(self.request)
         # Where the parser left the answer to be written in the model's own format, it reads it, too.
@@ -156,6 +162,28 @@ class AnswerPlan:
             self._make_tool_parser = lambda: NamedCallParser(tokenizer, tools, self.choice.named)
         else:
             self._make_tool_parser = lambda: own(tokenizer, tools)
+
+    def _hold_to_schemas(self, parser: ToolParser, place: str) -> None:
+        """Have calls that the model makes by itself satisfy their schemas, as `strict` asks."""
+        if self.request.structured_outputs is not None or _binds(self.request.response_format):
+            raise VLLMValidationError(
+                "a strict tool and a format for the answer exclude each other, unless tool_choice demands the call",
+                parameter=place,
+            )
+        with blaming("tool_parsers", self.tool_name):
+            tag = parser.get_structural_tag(self.request)
+        if tag is None:
+            raise VLLMValidationError(
+                f"strict is not supported by this server: calls in the format {self.tool_name!r} cannot be held to a "
+                "schema, unless tool_choice demands one",
+                parameter=place,
+            )
+        self.request.structured_outputs = StructuredOutputsParams(structural_tag=_as_text(tag))
+
+    @property
+    def binds_calls(self) -> bool:
+        """Whether the schemas of tools bind the answer."""
+        return isinstance(self.request.structured_outputs, StructuredOutputsParams)
 
     def saw_prompt(self, token_ids: Sequence[int]) -> None:
         """The prompt as it was rendered."""
@@ -319,6 +347,17 @@ class AnswerReader:
             return None
         with blaming("reasoning_parsers", self._plan.reasoning_name):
             return self._reasoning.count_reasoning_tokens(self._ids)
+
+
+def _binds(response_format: Any) -> bool:
+    return response_format is not None and response_format.get("type") != "text"
+
+
+def _as_text(tag: Any) -> str:
+    """A parser's tag as the JSON that travels to the engine."""
+    if isinstance(tag, str):
+        return tag
+    return json.dumps(tag) if isinstance(tag, dict) else str(tag.model_dump_json())
 
 
 def _more_arguments(index: int, text: str) -> DeltaMessage:

@@ -93,6 +93,17 @@ class Body:
 
 
 @dataclass(frozen=True)
+class CallFrame:
+    """What stands around the arguments of every call, where that is always the same text; `{name}` is the name as JSON.
+
+    begin  starts with the format's first mark
+    """
+
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True)
 class CallFormat:
     """How a family of models writes calls.
 
@@ -101,6 +112,7 @@ class CallFormat:
     at_start  marks that count only where the answer begins; the body gets them too
     ends      ends a call: where to go on after text that could not be read
     dropped   marks around calls that mean nothing
+    frame     lets arguments be held to a schema while they are written
     """
 
     body: Callable[[Sink, Sequence[object], str], Body]
@@ -108,6 +120,7 @@ class CallFormat:
     at_start: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    frame: CallFrame | None = None
 
     @property
     def written(self) -> tuple[str, ...]:

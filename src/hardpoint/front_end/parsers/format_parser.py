@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from hardpoint.contracts.tool_parser import Tool, ToolParser
 from hardpoint.front_end.parsers.calls import CallBegun, CallFormat, CallScanner, Content, Event
+from hardpoint.front_end.parsers.tool_facts import is_strict, schema_of_arguments, tool_name
 from hardpoint.types.answers import (
     DeltaFunctionCall,
     DeltaMessage,
@@ -42,6 +44,23 @@ class FormatToolParser(ToolParser):
         if request.tools and request.tool_choice != "none" and special.intersection(self._mark_tokens()):
             request.skip_special_tokens = False
         return request
+
+    def get_structural_tag(self, request: Any, *, reasoning: bool = False, strict_level: Any = None) -> str | None:
+        """Text in which whatever begins as a call is one, with the arguments of strict tools held to their schemas.
+
+        None where the format says no fixed text around arguments, or its marks are tokens without a text of their own,
+        which no grammar can ask for.
+        """
+        frame, special = self.format.frame, set(getattr(self.model_tokenizer, "all_special_tokens", ()))
+        if frame is None or any(token and token in frame.begin + frame.end for token in special):
+            return None
+        structures = []
+        for tool in request.tools:
+            schema = schema_of_arguments(tool) if is_strict(tool) else {"type": "object"}
+            begin = frame.begin.replace("{name}", json.dumps(tool_name(tool), ensure_ascii=False))
+            structures.append({"begin": begin, "schema": schema, "end": frame.end})
+        tag = {"type": "structural_tag", "structures": structures, "triggers": [self.format.marks[0]]}
+        return json.dumps(tag)
 
     def _mark_tokens(self) -> set[str]:
         """Marks, and the tags that longer marks begin with."""

@@ -30,11 +30,6 @@ class ToolChoice:
     mode: ToolMode
     named: str = ""
 
-    @property
-    def constrains(self) -> bool:
-        """Whether the answer has to be a call."""
-        return self.mode in (ToolMode.REQUIRED, ToolMode.NAMED)
-
 
 def _part(thing: Any, name: str) -> Any:
     return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)

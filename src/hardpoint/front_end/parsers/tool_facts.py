@@ -23,6 +23,11 @@ def tool_parameters(tool: Any) -> dict[str, Any]:
     return found if isinstance(found, dict) and found else {"type": "object", "properties": {}}
 
 
+def is_strict(tool: Any) -> bool:
+    """Whether a tool's calls must satisfy its schema."""
+    return bool(_part(_part(tool, "function") or tool, "strict"))
+
+
 def find_tool_name(tools: Iterable[Any] | None, name: str) -> bool:
     """Whether a tool of that name was given."""
     return any(tool_name(tool) == name for tool in tools or ())

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from hardpoint.front_end.parsers.calls import CallFormat
+from hardpoint.front_end.parsers.calls import CallFormat, CallFrame
 from hardpoint.front_end.parsers.format_parser import FormatToolParser
 from hardpoint.front_end.parsers.harmony import HarmonyToolParser
 from hardpoint.front_end.parsers.json_calls import JsonCalls, NamedCalls
@@ -15,10 +15,20 @@ from hardpoint.front_end.parsers.xml_calls import KeyedCalls, TaggedCalls
 _TOOL_CALL, _TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
 
+def _framed(mark: str, end: str) -> CallFrame:
+    """An object with the name and then the arguments, on a line of its own between two marks."""
+    return CallFrame(f'{mark}\n{{"name": {{name}}, "arguments": ', f"}}\n{end}")
+
+
 class Hermes2ProToolParser(FormatToolParser):
     """Hermes, Qwen 2.5 and 3: `<tool_call>{"name": "f", "arguments": {...}}</tool_call>`, one per call."""
 
-    format = CallFormat(JsonCalls(ends=(_TOOL_CALL_END,)), marks=(_TOOL_CALL,), ends=(_TOOL_CALL_END,))
+    format = CallFormat(
+        JsonCalls(ends=(_TOOL_CALL_END,)),
+        marks=(_TOOL_CALL,),
+        ends=(_TOOL_CALL_END,),
+        frame=_framed(_TOOL_CALL, _TOOL_CALL_END),
+    )
 
 
 class Ernie45ToolParser(FormatToolParser):
@@ -29,6 +39,7 @@ class Ernie45ToolParser(FormatToolParser):
         marks=(_TOOL_CALL,),
         ends=(_TOOL_CALL_END,),
         dropped=("<response>\n", "\n</response>\n", "</response>"),
+        frame=_framed(_TOOL_CALL, _TOOL_CALL_END),
     )
 
 
@@ -36,7 +47,10 @@ class LongcatFlashToolParser(FormatToolParser):
     """LongCat: as Hermes, in `<longcat_tool_call>` tags."""
 
     format = CallFormat(
-        JsonCalls(ends=("</longcat_tool_call>",)), marks=("<longcat_tool_call>",), ends=("</longcat_tool_call>",)
+        JsonCalls(ends=("</longcat_tool_call>",)),
+        marks=("<longcat_tool_call>",),
+        ends=("</longcat_tool_call>",),
+        frame=_framed("<longcat_tool_call>", "</longcat_tool_call>"),
     )
 
 
@@ -61,14 +75,21 @@ class GraniteToolParser(FormatToolParser):
 class Granite20bFCToolParser(FormatToolParser):
     """Granite 20B function calling: `<function_call> {...}` per call."""
 
-    format = CallFormat(JsonCalls(), marks=("<function_call>",))
+    format = CallFormat(
+        JsonCalls(),
+        marks=("<function_call>",),
+        frame=CallFrame('<function_call> {"name": {name}, "arguments": ', "}"),
+    )
 
 
 class Internlm2ToolParser(FormatToolParser):
     """InternLM 2: `<|action_start|><|plugin|>{"name": "f", "parameters": {...}}<|action_end|>`."""
 
     format = CallFormat(
-        JsonCalls(ends=("<|action_end|>",)), marks=("<|action_start|><|plugin|>",), ends=("<|action_end|>",)
+        JsonCalls(ends=("<|action_end|>",)),
+        marks=("<|action_start|><|plugin|>",),
+        ends=("<|action_end|>",),
+        frame=CallFrame('<|action_start|><|plugin|>\n{"name": {name}, "parameters": ', "}<|action_end|>"),
     )
 
 

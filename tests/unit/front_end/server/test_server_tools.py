@@ -405,3 +405,60 @@ def test_calls_and_their_results_reach_the_template(make_server, run):
         assert answer["prompt_text"] == "user:hi;assistant:weather(Oslo)hm;tool:rainc1;"
 
     run(check())
+
+
+STRICT = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+
+
+def test_strict_tools_bind_the_calls_the_model_makes_by_itself(make_server, run):
+    async def check():
+        server = await make_server(f"Well. {CALL}{EOS}", LONG, **AUTO)
+        answer = await server.chat(tools=STRICT)
+        tag = json.loads(server.engine.requests[-1].sampling_params.structured_outputs.structural_tag)
+        assert tag["triggers"] == ["<tool_call>"]
+        weather, noop = tag["structures"]
+        assert weather["begin"] == '<tool_call>\n{"name": "weather", "arguments": '
+        assert weather["schema"] == {**STRICT[0]["function"]["parameters"], "additionalProperties": False}
+        assert noop["schema"] == {"type": "object"}
+        assert plain(answer["choices"][0])[0]["tool_calls"] == [{"name": "weather", "arguments": ARGUMENTS}]
+        # Not asked for, or demanded anyway.
+        for body in ({"tools": TOOLS}, {"tools": STRICT, "tool_choice": "none"}):
+            await server.chat(**body)
+            assert server.engine.requests[-1].sampling_params.structured_outputs is None
+        await server.chat(tools=STRICT, tool_choice="required")
+        assert server.engine.requests[-1].sampling_params.structured_outputs.json
+
+    run(check())
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+def test_strict_is_refused_where_it_cannot_be_kept(make_server, run, path):
+    tools = {
+        "chat/completions": STRICT,
+        "responses": [{"type": "function", **STRICT[0]["function"]}],
+        "messages": [{"name": "weather", "input_schema": {"type": "object"}, "strict": True}],
+    }[path]
+    place = "tools.0.function.strict" if path == "chat/completions" else "tools.0.strict"
+    bound = {
+        "chat/completions": {"response_format": {"type": "json_object"}},
+        "responses": {"text": {"format": {"type": "json_object"}}},
+        "messages": {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    }[path]
+    body = {"messages": USER, "max_tokens": 5, "tools": tools}
+    if path == "responses":
+        body = {"input": "hi", "tools": tools}
+
+    async def check():
+        pythonic = await make_server("hi", LONG, enable_auto_tool_choice=True, tool_call_parser="pythonic")
+        await refused(pythonic, body, "'pythonic' cannot be held to a schema")
+        await refused(await make_server("hi", LONG, **AUTO), {**body, **bound}, "exclude each other")
+
+    async def refused(server, body, what):
+        answer = await server.post(f"/v1/{path}", body)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert what in error["message"]
+        assert error.get("param", place) == place
+        assert place in error["message"] or "param" in error
+
+    run(check())

@@ -65,7 +65,7 @@ class ChatService:
             **({"logprobs": "top_logprobs"} if request.top_logprobs else {}),
         }
         plan = context.parsers.plan(request, self._prompts.template_arguments(request))
-        if plan.choice.constrains:
+        if plan.binds_calls:
             low["structured_outputs"] = "tools"
         # A parser may have changed it: what runs from here on is the plan's.
         request = plan.request

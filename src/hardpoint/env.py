@@ -177,6 +177,8 @@ UNREAD = frozenset({
     "VLLM_VIDEO_LOADER_BACKEND", "VLLM_WORKER_MULTIPROC_METHOD",
 })  # fmt: skip
 
+# Read by plugins, containers and vLLM's own build, never by a running server.
+_IGNORED_PREFIXES = ("VLLM_PLUGIN_", "VLLM_VERSION", "VLLM_BUILD", "VLLM_WHEEL", "VLLM_SOURCE")
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 
@@ -203,6 +205,18 @@ class Environment:
     def is_set(self, name: str) -> bool:
         """Whether the process environment has the variable."""
         return name in os.environ
+
+    def unread(self) -> list[str]:
+        """Variables of vLLM's that are set and that this version knows and does not read."""
+        return sorted(UNREAD & os.environ.keys())
+
+    def unknown(self) -> list[str]:
+        """Variables that are set, look like vLLM's, and that nobody knows."""
+        return sorted(
+            name
+            for name in os.environ
+            if name.startswith("VLLM_") and name not in _BY_NAME and not name.startswith(_IGNORED_PREFIXES)
+        )
 
     def __dir__(self) -> list[str]:
         return sorted(_BY_NAME)

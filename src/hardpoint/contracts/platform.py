@@ -5,14 +5,13 @@ No torch here: methods that need it import it through a reference when they are 
 
 from __future__ import annotations
 
-import enum
 import os
-import platform as host
 import random
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from hardpoint.env import UNREAD, VARIABLES
+from hardpoint.contracts.platform_kinds import CpuArchEnum, DeviceCapability, PlatformEnum, cpu_architecture
+from hardpoint.env import envs
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.refs import load_ref
 from hardpoint.log import init_logger
@@ -21,49 +20,6 @@ if TYPE_CHECKING:
     from hardpoint.config.sections import VllmConfig
 
 logger = init_logger(__name__)
-
-_KNOWN_VARIABLES = {variable.name for variable in VARIABLES}
-# Read by plugins, containers and vLLM's own build, never by a running server.
-_IGNORED_PREFIXES = ("VLLM_PLUGIN_", "VLLM_VERSION", "VLLM_BUILD", "VLLM_WHEEL", "VLLM_SOURCE")
-
-
-class PlatformEnum(enum.Enum):
-    """The kinds of platform; a plugin's is OOT."""
-
-    CUDA = enum.auto()
-    ROCM = enum.auto()
-    TPU = enum.auto()
-    XPU = enum.auto()
-    CPU = enum.auto()
-    OOT = enum.auto()
-    UNSPECIFIED = enum.auto()
-
-
-class CpuArchEnum(enum.Enum):
-    """Processor families."""
-
-    X86 = enum.auto()
-    ARM = enum.auto()
-    POWERPC = enum.auto()
-    S390X = enum.auto()
-    RISCV = enum.auto()
-    OTHER = enum.auto()
-    UNKNOWN = enum.auto()
-
-
-class DeviceCapability(NamedTuple):
-    """A compute capability such as 9.0."""
-
-    major: int
-    minor: int
-
-    def as_version_str(self) -> str:
-        """`9.0`."""
-        return f"{self.major}.{self.minor}"
-
-    def to_int(self) -> int:
-        """`90`."""
-        return self.major * 10 + self.minor
 
 
 class _PlatformType(type):
@@ -123,7 +79,7 @@ class Platform(metaclass=_PlatformType):
         """Number formats of the device, best first."""
         return [load_ref(f"torch:{name}") for name in ("bfloat16", "float16", "float32")]
 
-    # -- identity ----------------------------------------------------------------------------------
+    # Identity.
 
     @classmethod
     def is_cuda(cls) -> bool:
@@ -174,7 +130,7 @@ class Platform(metaclass=_PlatformType):
     def log_warnings(cls) -> None:
         """Log what a user of this machine should know; called when logging is set up."""
 
-    # -- devices -----------------------------------------------------------------------------------
+    # Devices.
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> DeviceCapability | None:
@@ -185,13 +141,13 @@ class Platform(metaclass=_PlatformType):
     def has_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
         """Whether the device has at least this capability, as (9, 0) or 90."""
         found = cls.get_device_capability(device_id)
-        return found is not None and found >= _as_capability(capability)
+        return found is not None and found >= DeviceCapability.of(capability)
 
     @classmethod
     def is_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
         """Whether the device has exactly this capability."""
         found = cls.get_device_capability(device_id)
-        return found is not None and found == _as_capability(capability)
+        return found is not None and found == DeviceCapability.of(capability)
 
     @classmethod
     def is_device_capability_family(cls, capability: int, device_id: int = 0) -> bool:
@@ -309,17 +265,9 @@ class Platform(metaclass=_PlatformType):
     @classmethod
     def get_cpu_architecture(cls) -> CpuArchEnum:
         """The host's processor family."""
-        machine = host.machine().lower()
-        if machine in ("x86_64", "amd64", "i386", "i686"):
-            return CpuArchEnum.X86
-        if machine.startswith(("arm", "aarch")):
-            return CpuArchEnum.ARM
-        for prefix, family in (("ppc", "POWERPC"), ("s390", "S390X"), ("riscv", "RISCV")):
-            if machine.startswith(prefix):
-                return CpuArchEnum[family]
-        return CpuArchEnum.OTHER if machine else CpuArchEnum.UNKNOWN
+        return cpu_architecture()
 
-    # -- configuration hooks -----------------------------------------------------------------------
+    # Configuration hooks.
 
     @classmethod
     def pre_register_and_update(cls, parser: Any = None) -> None:
@@ -334,15 +282,10 @@ class Platform(metaclass=_PlatformType):
 
         One that nothing reads here is a warning; an unknown one too, or a `ConfigError` if `hard_fail`.
         """
-        for name in sorted(UNREAD & os.environ.keys()):
+        for name in envs.unread():
             logger.warning("environment variable %s is set, but this version does not read it", name)
-        unknown = sorted(
-            name
-            for name in os.environ
-            if name.startswith("VLLM_") and name not in _KNOWN_VARIABLES and not name.startswith(_IGNORED_PREFIXES)
-        )
-        for name in unknown:
-            near = load_ref("hardpoint.config.sections:near_miss")(name, _KNOWN_VARIABLES)
+        for name in envs.unknown():
+            near = load_ref("hardpoint.config.sections:near_miss")(name, dir(envs))
             what = f"environment variable {name} is not known{near}"
             if hard_fail:
                 raise ConfigError(what, code="env-unknown", origin="the process environment", fix=f"unset {name}")
@@ -394,7 +337,7 @@ class Platform(metaclass=_PlatformType):
     def validate_request(cls, prompt: Any, params: Any) -> None:
         """Raise ValueError to refuse a request."""
 
-    # -- compilation -------------------------------------------------------------------------------
+    # Compilation.
 
     @classmethod
     def get_compile_backend(cls) -> str:
@@ -426,7 +369,7 @@ class Platform(metaclass=_PlatformType):
         """Whether steps can be captured in device graphs."""
         return False
 
-    # -- attention and cache -----------------------------------------------------------------------
+    # Attention and cache.
 
     @classmethod
     def get_attn_backend_cls(
@@ -473,7 +416,7 @@ class Platform(metaclass=_PlatformType):
         """Whether attention is one opaque op to the compiler."""
         return False
 
-    # -- kernels -----------------------------------------------------------------------------------
+    # Kernels.
 
     @classmethod
     def import_kernels(cls) -> None:
@@ -522,7 +465,7 @@ class Platform(metaclass=_PlatformType):
         """Whether dependent kernels may start early."""
         return False
 
-    # -- distribution ------------------------------------------------------------------------------
+    # Distribution.
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
@@ -549,7 +492,7 @@ class Platform(metaclass=_PlatformType):
         """Make a process group outside torch's global state."""
         raise _missing(cls, "stateless_init_device_torch_dist_pg")
 
-    # -- adapters and the rest ---------------------------------------------------------------------
+    # Adapters and the rest.
 
     @classmethod
     def get_punica_wrapper(cls) -> str:
@@ -607,12 +550,6 @@ class UnspecifiedPlatform(Platform):
             code="platform-none",
             fix="install a platform plugin, or set VLLM_TARGET_DEVICE=cpu",
         )
-
-
-def _as_capability(capability: tuple[int, int] | int) -> DeviceCapability:
-    if isinstance(capability, tuple):
-        return DeviceCapability(*capability)
-    return DeviceCapability(*divmod(capability, 10))
 
 
 def _missing(cls: type, method: str) -> NotImplementedError:

@@ -242,3 +242,20 @@ class FakeExecutor(Executor):
 
     def check_health(self) -> None:
         pass
+
+
+def engine(num_blocks: int = 100, *, log_stats: bool = False, **config: Any) -> Engine:
+    """An engine around a scheduler with these settings."""
+    return Engine(make_scheduler(make_config(**config), num_blocks, log_stats=log_stats))
+
+
+def answer(plan: SchedulerOutput, tokens: dict[str, list[int]] | None = None, **parts: Any) -> ModelRunnerOutput:
+    """What a worker returns for a step: [1] for each request unless `tokens` has others."""
+    ids = list(plan.num_scheduled_tokens)
+    sampled = [(tokens or {}).get(request_id, [1]) for request_id in ids]
+    return ModelRunnerOutput(ids, {request_id: row for row, request_id in enumerate(ids)}, sampled, **parts)
+
+
+def prefix_hits(core: Engine) -> dict[str, int]:
+    """Tokens that each request found computed when it was admitted."""
+    return {new.req_id: new.num_computed_tokens for plan in core.plans for new in plan.scheduled_new_reqs}

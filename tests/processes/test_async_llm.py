@@ -19,7 +19,7 @@ from hardpoint.contracts.stat_logger import StatLoggerBase
 from hardpoint.contracts.worker_calls import RemoteCallError
 from hardpoint.errors import AdmissionError, CodecError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from hardpoint.types.sampling_params import RequestOutputKind
-from process_tools import PATIENCE_S, running
+from process_tools import PATIENCE_S, happens, running
 
 EXTENSION = f"{Extension.__module__}.{Extension.__qualname__}"
 
@@ -153,10 +153,10 @@ def test_a_cancelled_reader_and_a_closed_generator_abort_the_request(engine, run
 
 def test_abort_ends_the_reader_with_what_there_is(engine, run):
     async def go():
-        task = asyncio.create_task(last(engine, "aborted", endless()))
-        await asyncio.sleep(0.2)
+        stream = engine.generate("The quick", endless(), "aborted")
+        await anext(stream)
         await engine.abort(["aborted", "never seen"])
-        output = await task
+        output = [output async for output in stream][-1]
         await idle(engine)
         return output
 
@@ -223,8 +223,7 @@ def test_a_reader_that_is_cancelled_while_its_request_is_sent_leaves_nothing_beh
     async def go():
         monkeypatch.setattr(engine.engine_core, "add_request_async", slowly)
         reader = asyncio.create_task(last(engine, "leaves", endless()))
-        await asyncio.sleep(0.1)
-        assert engine.get_num_unfinished_requests() == 1
+        await happens(lambda: engine.get_num_unfinished_requests() == 1)
         reader.cancel()
         await asyncio.wait([reader])
         assert engine.get_num_unfinished_requests() == 0
@@ -241,7 +240,7 @@ def test_past_the_queue_limit_requests_are_turned_away(engine, run):
             engine.check_admission(7)
         assert refused.value.reason == "max_num_queued_reqs"
         running = [asyncio.create_task(last(engine, f"r{i}", endless())) for i in range(6)]
-        await asyncio.sleep(0.1)
+        await happens(lambda: engine.get_num_unfinished_requests() == 6)
         with pytest.raises(AdmissionError, match="6 requests are in flight"):
             await last(engine, "one too many", greedy())
         await engine.abort([f"r{i}" for i in range(6)])
@@ -288,7 +287,7 @@ def test_an_error_of_a_worker_method_reaches_the_caller_alone(engine, run, metho
 def test_a_slow_worker_method_is_given_up_and_streams_go_on(engine, run):
     async def go():
         streams = [asyncio.create_task(last(engine, f"s{i}", greedy(max_tokens=60))) for i in range(4)]
-        await asyncio.sleep(0.1)
+        await happens(lambda: engine.get_num_unfinished_requests() == 4)
         started = time.monotonic()
         with pytest.raises(TimeoutError, match="slow"):
             await engine.collective_rpc("slow", timeout=1)
@@ -321,12 +320,12 @@ def test_pausing_holds_new_requests_until_resumed(engine, run):
 
 def test_waiting_for_running_requests_does_not_hold_up_other_calls(engine, run):
     async def go():
-        running = asyncio.create_task(last(engine, "running", greedy(max_tokens=300)))
-        await asyncio.sleep(0.1)
+        running = engine.generate("The quick brown", greedy(max_tokens=300), "running")
+        await anext(running)
         pausing = asyncio.create_task(engine.pause_generation(mode="wait"))
         assert await engine.collective_rpc("ok")
         await pausing
-        assert (await running).outputs[0].finish_reason == "length"
+        assert [output async for output in running][-1].outputs[0].finish_reason == "length"
         await engine.resume_generation()
 
     run(go())
@@ -421,7 +420,7 @@ def test_an_engine_that_is_dropped_ends_its_engine_core(tiny_llama):
         pid = engine.engine_core.process.child.pid
         del engine
         # The task that reads outputs lets go of the engine while it waits.
-        for _ in range(100):
+        for _ in range(1200):
             gc.collect()
             await asyncio.sleep(0.05)
             if not running(pid):
@@ -457,10 +456,7 @@ def test_a_script_that_serves_nothing_has_its_stat_loggers_log_too(tiny_llama, m
         args = AsyncEngineArgs(model=str(tiny_llama), kv_cache_memory_bytes=64 << 20)
         engine = AsyncLLM.from_engine_args(args, stat_loggers=[Counting])
         output = await last(engine, "r", greedy())
-        for _ in range(200):
-            if Counting.logs >= 2:
-                break
-            await asyncio.sleep(0.05)
+        await happens(lambda: Counting.logs >= 2)
         engine.shutdown()
         return len(output.outputs[0].token_ids)
 

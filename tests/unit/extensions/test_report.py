@@ -41,6 +41,10 @@ def test_a_child_that_hangs_is_ended(tmp_path):
     source = "import time\ndef f(): time.sleep(60)\n"
     plugin = make_plugin(tmp_path, "p-hangs", source, {"vllm.general_plugins": {"hangs": "p_hangs:f"}})
     environment = plugin_environment([plugin], VLLM_TARGET_DEVICE="cpu", VLLM_PLUGINS="hangs")
-    report = boot_in_child("engine_core", environment, timeout_s=3.0)
+    for patience_s in (3.0, 30.0):
+        # On a busy machine three seconds may be over before the plugin is called.
+        report = boot_in_child("engine_core", environment, timeout_s=patience_s)
+        if report.begun is not None:
+            break
     assert report.status is None
     assert report.begun == ("general", "hangs", "call")

@@ -83,6 +83,8 @@ void Pool::open(int64_t phase, Lane& lane) {
     done_.store(0, std::memory_order_relaxed);
     const uint64_t number = static_cast<uint32_t>(first_ + phase);
     const int64_t pieces = phases_[phase].pieces, shares = threads();
+    // Once the last share is open, this job may end and another begin.
+    const bool wake = wake_;
     for (int64_t i = 0; i < shares; ++i) {
         const int64_t from = pieces * i / shares, to = pieces * (i + 1) / shares;
         shares_[i].end = to;
@@ -90,7 +92,7 @@ void Pool::open(int64_t phase, Lane& lane) {
     }
     // Whoever goes to sleep now either sees the phase or is seen.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (wake_ && sleepers_.load() > 0) {
+    if (wake && sleepers_.load() > 0) {
         calls_.fetch_add(1);
         calls_.notify_all();
     }

@@ -21,8 +21,8 @@ class ReasoningParser:
             whole answer extract_reasoning once; for a stream extract_reasoning_streaming for every piece in order,
             and finish_streaming behind the last. Where is_reasoning_end says of the prompt that reasoning is over,
             a stream goes to the content without this parser.
-            In the engine core is_reasoning_end for the prompt, then is_reasoning_end_streaming after every step
-            until it says yes: from the next token on the structured output's grammar holds.
+            In the engine core is_reasoning_end and marks_of_start for the prompt, then is_reasoning_end_streaming
+            after every step until it says yes: from the next token on the structured output's grammar holds.
     Blocks  must not.
     Fault   what a method raises ends this request with an error that names the parser; others go on.
     """
@@ -53,6 +53,13 @@ class ReasoningParser:
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         """Whether reasoning is over behind `input_ids`, of which `delta_ids` are new."""
         return self.is_reasoning_end(input_ids)
+
+    def marks_of_start(self, prompt_token_ids: Sequence[int]) -> Sequence[str] | None:
+        """The texts of which one begins an answer that has reasoning; an answer without them is bound from the start.
+
+        None where an answer may begin with reasoning that nothing marks, or the prompt has begun it.
+        """
+        return None
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
         """The ids behind the reasoning; none while it goes on."""

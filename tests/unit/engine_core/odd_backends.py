@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hardpoint.contracts.reasoning_parser import ReasoningParser
 from hardpoint.engine_core.structured.guidance import GuidanceBackend
+from hardpoint.front_end.parsers.thinking import ThinkFormat, ThinkingParser
 
 
 class OddBackend(GuidanceBackend):
@@ -48,6 +49,12 @@ class FailsLater:
         grammar.fill_bitmask = fill
         grammar.fork = lambda: None
         return grammar
+
+
+class AngleReasoning(ThinkingParser):
+    """Reasoning as `<<...>`, with marks that even a random model finds."""
+
+    format = ThinkFormat(starts=("<<",), ends=(">",))
 
 
 class DashReasoning(ReasoningParser):

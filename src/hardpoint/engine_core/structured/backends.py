@@ -86,7 +86,7 @@ class Backends:
 
     def __init__(self, vllm_config: VllmConfig, tokenizer: GrammarTokenizer) -> None:
         self._vllm_config = vllm_config
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._made: dict[str, StructuredOutputBackend] = {}
         self._lock = threading.Lock()
 
@@ -95,7 +95,7 @@ class Backends:
         with self._lock:
             if name not in self._made:
                 kind = backend_class(name)
-                self._made[name] = kind(self._vllm_config, self._tokenizer, len(self._tokenizer))
+                self._made[name] = kind(self._vllm_config, self.tokenizer, len(self.tokenizer))
             return self._made[name]
 
     def destroy(self) -> None:

@@ -114,6 +114,11 @@ class GrammarCompiler:
         assert self._parts is not None
         return self._parts[0].get(backend).allocate_token_bitmask(num_rows)
 
+    def token_of(self, piece: bytes) -> int | None:
+        """The token of a piece of text; None when there is none. Once something has been compiled."""
+        assert self._parts is not None
+        return self._parts[0].tokenizer.token_of(piece)
+
     def _ready(self) -> tuple[Backends, CompilerPool]:
         with self._lock:
             if self._parts is None:

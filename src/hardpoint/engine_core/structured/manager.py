@@ -14,7 +14,8 @@ from hardpoint.engine_core.structured.compiler import Compiled, GrammarCompiler
 from hardpoint.engine_core.structured.constraint import constraint_of
 from hardpoint.engine_core.structured.reasoning import Reasoners
 from hardpoint.engine_core.structured.request import StructuredOutputRequest
-from hardpoint.engine_core.structured.stepped import allows_other
+from hardpoint.engine_core.structured.start_marks import Reads
+from hardpoint.engine_core.structured.stepped import allows_other, set_bits
 from hardpoint.log import init_logger
 from hardpoint.types.finish import RequestStatus
 from hardpoint.types.messages import EngineCoreRequest
@@ -37,7 +38,7 @@ class StructuredOutputManager:
         self.vllm_config = vllm_config
         self._config = vllm_config.structured_outputs_config
         self._compiler = GrammarCompiler(vllm_config)
-        self._reasoners = Reasoners(vllm_config)
+        self._reasoners = Reasoners(vllm_config, self._compiler.token_of)
         # Requests whose grammar is not compiled yet, in order of arrival.
         self._waiting: dict[str, Request] = {}
         # Backend -> its own rows, and the same memory as an array.
@@ -117,7 +118,7 @@ class StructuredOutputManager:
 
     def should_fill_bitmask(self, request: Request) -> bool:
         """Whether a request's next token is bound: not while the model reasons, nor inside a prompt."""
-        return request.use_structured_output and not request.is_prefill_chunk and self._reasoners.is_over(request)
+        return not request.is_prefill_chunk and self.should_advance(request)
 
     def grammar_output(self, plan: SchedulerOutput, requests: Mapping[str, Request]) -> GrammarOutput | None:
         """The masks of a planned step; None when no token of it is bound.
@@ -144,6 +145,8 @@ class StructuredOutputManager:
 
     def _fill(self, request: Request, drafts: list[int]) -> list[np.ndarray]:
         state = request.structured_output_request
+        if state.start is not None:
+            return [self._fill_start(state)]
         buffer, view = self._buffer(state.compiled.backend)
         grammar, accepted, rows = state.grammar, 0, []
         for draft in [*drafts, None]:
@@ -156,6 +159,16 @@ class StructuredOutputManager:
             grammar.rollback(accepted)
         return rows
 
+    def _fill_start(self, state: StructuredOutputRequest) -> np.ndarray:
+        """What may stand where an answer begins with reasoning or with what is bound."""
+        assert state.compiled is not None
+        assert state.start is not None
+        buffer, view = self._buffer(state.compiled.backend)
+        state.grammar.fill_bitmask(buffer, 0)
+        row = np.zeros_like(view[0]) if state.start_only else view[0].copy()
+        set_bits(row, state.start.next_tokens())
+        return row
+
     def _buffer(self, backend: str) -> tuple[Any, np.ndarray]:
         if backend not in self._rows:
             buffer = self._compiler.allocate_bitmask(backend, 1)
@@ -166,7 +179,9 @@ class StructuredOutputManager:
 
     def should_advance(self, request: Request) -> bool:
         """Whether new tokens of a request are its constraint's business."""
-        return request.use_structured_output and self._reasoners.is_over(request)
+        if not request.use_structured_output:
+            return False
+        return self._reasoners.is_over(request) or request.structured_output_request.start is not None
 
     def advance(self, request: Request, token_id: int) -> bool:
         """Take in the newest output token of a request; whether the output ends with it.
@@ -175,6 +190,8 @@ class StructuredOutputManager:
         """
         state = request.structured_output_request
         try:
+            if state.fault is None and state.start is not None and self._is_in_start(state, request, token_id):
+                return False
             if state.fault is None and not self._reasoners.was_over(request):
                 return False
             if state.fault is None and not state.grammar.accept_tokens(request.request_id, [token_id]):
@@ -189,6 +206,21 @@ class StructuredOutputManager:
             request.status = RequestStatus.FINISHED_STOPPED
             return True
         return False
+
+    def _is_in_start(self, state: StructuredOutputRequest, request: Request, token_id: int) -> bool:
+        """Take in a token where reasoning may begin; False once the answer has begun without any."""
+        assert state.start is not None
+        read = state.start.take(token_id)
+        if read is Reads.OTHER:
+            # What was part of a mark and of the bound text is known to the grammar.
+            state.start, state.reasoning_ended = None, True
+            return False
+        if read is Reads.MARK:
+            state.start, state.start_only = None, False
+            state.grammar.reset()
+        elif not state.start_only:
+            state.start_only = not state.grammar.accept_tokens(request.request_id, [token_id])
+        return True
 
     def _may_only_stop(self, request: Request) -> bool:
         """Whether a complete text must end although `min_tokens` or `ignore_eos` forbid it a stop token."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.engine_core.request import Request
+from hardpoint.engine_core.structured.start_marks import StartMarks
 from hardpoint.extensions.parser_choice import choose_parser
 from hardpoint.extensions.refs import load_ref
 
@@ -20,10 +22,13 @@ class Reasoners:
     """Tells, per request, whether the reasoning is over; always so without a reasoning parser.
 
     The constructor imports the parser's plugin and the parser: PluginError or ConfigError when that fails.
+
+    token_of  the token of a piece of text; None when there is none
     """
 
-    def __init__(self, vllm_config: VllmConfig) -> None:
+    def __init__(self, vllm_config: VllmConfig, token_of: Callable[[bytes], int | None]) -> None:
         self._vllm_config = vllm_config
+        self._token_of = token_of
         config = vllm_config.structured_outputs_config
         self._parser = choose_parser("reasoning_parsers", config.reasoning_parser, config.reasoning_parser_plugin)
         self._binds_all = self._parser is None or config.enable_in_reasoning
@@ -39,7 +44,11 @@ class Reasoners:
         state = request.structured_output_request
         if state.reasoning_ended is None:
             # A prompt may hold an empty reasoning, where the client has switched it off.
-            state.reasoning_ended = self._of(request).is_reasoning_end(list(request.prompt_token_ids or ()))
+            prompt, reasoner = list(request.prompt_token_ids or ()), self._of(request)
+            state.reasoning_ended = reasoner.is_reasoning_end(prompt)
+            marks = None if state.reasoning_ended else reasoner.marks_of_start(prompt)
+            if marks:
+                state.start = StartMarks(marks, reasoner.vocab, self._token_of)
         return bool(state.reasoning_ended)
 
     def was_over(self, request: Request) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from hardpoint.contracts.structured_output import GrammarError, StructuredOutputGrammar
 from hardpoint.engine_core.structured.compiler import Compiled
 from hardpoint.engine_core.structured.constraint import Constraint
+from hardpoint.engine_core.structured.start_marks import StartMarks
 
 
 @dataclass
@@ -16,6 +17,8 @@ class StructuredOutputRequest:
     """A request's constraint, its grammar once that is compiled, and how far its reasoning has got.
 
     reasoning_ended  None: not looked at yet; without a reasoning parser the constraint begins at once
+    start            while the answer may begin with reasoning or with what is bound
+    start_only       what is written so far can only become a start mark
     fault            why the grammar cannot go on
     is_clients_fault  whether it is the constraint's doing, such as one that became too complex
     """
@@ -26,6 +29,8 @@ class StructuredOutputRequest:
     reasoning_ended: bool | None = None
     reasoning_parser_kwargs: dict[str, Any] = field(default_factory=dict)
     reasoner: Any = None
+    start: StartMarks | None = None
+    start_only: bool = False
     fault: str | None = None
     is_clients_fault: bool = False
 

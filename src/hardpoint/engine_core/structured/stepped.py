@@ -99,6 +99,12 @@ def _bits(token_ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return ids // 32, (np.uint32(1) << (ids % 32).astype(np.uint32)).view(np.int32)
 
 
+def set_bits(row: np.ndarray, token_ids: Iterable[int]) -> None:
+    """Allow tokens in a row."""
+    for token in token_ids:
+        row[token // 32] |= np.uint32(1 << (token % 32)).view(np.int32)
+
+
 def clear_bits(row: np.ndarray, token_ids: Iterable[int]) -> None:
     """Forbid tokens in a row."""
     for token in token_ids:

@@ -65,6 +65,10 @@ class GrammarTokenizer:
         """The model's tokenizer."""
         return load_ref(_GET_TOKENIZER)(self._model_config)
 
+    def token_of(self, piece: bytes) -> int | None:
+        """The token of a piece of text; None when there is none."""
+        return self._by_piece.get(piece)
+
     def encode_bytes(self, text: bytes) -> list[int]:
         """Tokens of a text: as the model's tokenizer cuts it if that is loaded, else the longest that fit."""
         if self._is_whole:

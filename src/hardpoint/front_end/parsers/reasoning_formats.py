@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,3 +136,7 @@ class IdentityReasoningParser(ThinkingParser):
     """No reasoning: everything is content."""
 
     format = _NO_REASONING
+
+    def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
+        """There is none to wait for."""
+        return True

@@ -158,6 +158,11 @@ class ThinkingParser(ReasoningParser):
             self._form = replace(self._form, implicit=False)
         self._scanner = self._new_scanner()
 
+    def marks_of_start(self, prompt_token_ids: Sequence[int]) -> Sequence[str] | None:
+        """The start marks, where reasoning is marked and not begun yet."""
+        self.adjust_initial_state_from_prompt(prompt_token_ids)
+        return None if self._place != "start" or self._form.implicit or self._form.keeps else self._form.starts
+
     def _starts_itself(self) -> bool:
         """Whether a model that was not put into its reasoning by the template begins it with the start mark."""
         return False

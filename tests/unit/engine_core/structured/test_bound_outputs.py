@@ -195,6 +195,54 @@ def test_the_constraint_begins_when_the_reasoning_is_over(tiny_llama, binds_all)
             assert re.fullmatch("[ab]{6}", rest)
 
 
+@pytest.fixture(scope="module")
+def thinker(tiny_llama):
+    """A server whose parser takes an answer without a start mark for content."""
+    with engine_here(tiny_llama, structured_outputs_config={"reasoning_parser": "qwen3"}) as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("regex", ["[ab]{6}", "<t[ab]{6}", "<(think>?)?[ab]{6}"])
+def test_an_answer_is_bound_from_its_start_or_begins_with_reasoning(thinker, regex):
+    asked = wants(regex=regex)
+    encode = thinker.get_tokenizer().encode
+    [angle] = encode("<", add_special_tokens=False)
+    for bias in (None, {angle: 100.0}, {angle: -100.0}):
+        outputs = run(thinker, [asked] * 6, seed=None, logit_bias=bias, max_tokens=24)
+        for out in (one.outputs[0] for one in outputs):
+            bound = re.fullmatch(regex, out.text) is not None
+            assert bound or out.text.startswith("<think>"), out.text
+            assert not bound or out.finish_reason == "stop"
+            if bias is not None and bias[angle] > 0 and not regex.startswith("<"):
+                assert not bound, "the model wanted to reason"
+
+
+def test_what_follows_marked_reasoning_is_bound(tiny_llama):
+    with isolated():
+        registry("reasoning_parsers").register("angle", "odd_backends:AngleReasoning")
+        with engine_here(tiny_llama, structured_outputs_config={"reasoning_parser": "angle"}) as llm:
+            encode = llm.get_tokenizer().encode
+            # Few tokens to draw from: sooner or later the reasoning ends.
+            allowed = sorted({encode(letter, add_special_tokens=False)[0] for letter in "ab<>"})
+            outputs = run(
+                llm,
+                [wants(regex="[ab]{6}")] * 24,
+                seed=None,
+                allowed_token_ids=allowed,
+                max_tokens=90,
+                temperature=50.0,
+            )
+    texts = [one.outputs[0].text for one in outputs]
+    assert all(re.fullmatch("[ab]{6}|<<[ab<]*>[ab]{6}|<<[ab<]{80,}.*", text) for text in texts), texts
+    assert {text[:2] == "<<" for text in texts} == {True, False}
+    assert any(re.fullmatch("<<[ab<]*>[ab]{6}", text) for text in texts), texts
+
+
+def test_a_parser_for_models_that_do_not_reason_waits_for_nothing(tiny_llama):
+    with engine_here(tiny_llama, structured_outputs_config={"reasoning_parser": "identity"}) as llm:
+        assert re.fullmatch("[ab]{6}", run(llm, [wants(regex="[ab]{6}")])[0].outputs[0].text)
+
+
 def test_thousands_of_choices(llm):
     choices = [f"choice number {n}" for n in range(9_000)]
     (output,) = run(llm, [wants(choice=choices)])

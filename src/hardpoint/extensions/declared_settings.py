@@ -120,10 +120,6 @@ def _is_pydantic(kind: type) -> bool:
     return callable(getattr(kind, "model_validate", None)) and isinstance(getattr(kind, "model_fields", None), dict)
 
 
-def _same_class(one: Any, other: Any) -> bool:
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
-
-
 def refused(what: str, origin: Origin) -> RegistrationError:
     """The error for a declaration that cannot be."""
     return RegistrationError(what, code="plugin-config", origin=origin.label, fix="change the call of declare()")

@@ -112,7 +112,6 @@ ROWS: tuple[Row, ...] = (*GROUPS, *REGISTRIES, *CONFIG_HOOKS, *PLATFORM_HOOKS)
 _GROUPS = {name: row for row in GROUPS for name in (row.key, row.group)}
 _REGISTRIES = {row.key: row for row in REGISTRIES}
 _CONFIG_HOOKS = {row.key: row for row in CONFIG_HOOKS}
-_PLATFORM_HOOKS = {row.key: row for row in PLATFORM_HOOKS}
 
 
 def group_row(name: str) -> Group:
@@ -128,8 +127,3 @@ def registry_row(key: str) -> Registry:
 def config_hook_row(key: str) -> ConfigHook:
     """The config hook with this key; KeyError when there is none."""
     return _CONFIG_HOOKS[key]
-
-
-def platform_hook_row(key: str) -> PlatformHook:
-    """The platform hook with this method name; KeyError when there is none."""
-    return _PLATFORM_HOOKS[key]

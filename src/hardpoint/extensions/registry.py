@@ -389,11 +389,6 @@ def registry(key: str) -> Registry:
     return _registries[key]
 
 
-def all_registries() -> list[Registry]:
-    """Every registry, in table order."""
-    return list(_registries.values())
-
-
 @contextmanager
 def isolated() -> Iterator[None]:
     """Undo every registration made inside the block when it ends (tests)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cached_property
 from math import inf, isfinite
 from typing import Any
 
@@ -350,11 +349,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True):
     def num_logprobs(self) -> int | None:
         """How many log-probabilities per token the sampler must report."""
         return len(self.logprob_token_ids) if self.logprob_token_ids else self.logprobs
-
-    @cached_property
-    def is_greedy(self) -> bool:
-        """Whether the best token is always taken."""
-        return self.sampling_type is SamplingType.GREEDY
 
     def update_from_generation_config(self, generation_config: dict[str, Any], eos_token_id: int | None = None) -> None:
         """Take the model's end tokens: `eos_token_id` and those of its generation config."""

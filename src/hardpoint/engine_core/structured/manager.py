@@ -112,10 +112,6 @@ class StructuredOutputManager:
 
     # Steps.
 
-    def has_structured(self, request_ids: Iterable[str], requests: Mapping[str, Request]) -> bool:
-        """Whether a step has a request with a constraint."""
-        return any(requests[request_id].use_structured_output for request_id in request_ids)
-
     def should_fill_bitmask(self, request: Request) -> bool:
         """Whether a request's next token is bound: not while the model reasons, nor inside a prompt."""
         return not request.is_prefill_chunk and self.should_advance(request)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hardpoint.front_end.tokenizers.pieces import PieceTable
@@ -41,10 +41,6 @@ class IncrementalDetokenizer(ABC):
     @abstractmethod
     def holds_back(self) -> bool:
         """Whether bytes of an unfinished character wait for the next token."""
-
-    def push_many(self, token_ids: Iterable[int]) -> str:
-        """Add several tokens; return the text that is now certain."""
-        return "".join([self.push(token_id) for token_id in token_ids])
 
 
 def detokenizer_for(

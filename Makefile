@@ -1,7 +1,7 @@
 # make run    set up what is missing, then serve the default model at http://127.0.0.1:8000
 # make test   set up what is missing, then run every check and test
 # make check  the checks alone: format, lint, types, architecture, generated docs
-# make sanitize  build the linear kernels with address and undefined-behaviour checks and run them over all types
+# make sanitize  build the kernels with address and undefined-behaviour checks and run their checks on all instruction sets
 # make clean  remove the environment and the caches of tools
 #
 # PYTHON=python3.12 picks the interpreter; ARGS="--port 9000" is passed to `hardpoint serve`.
@@ -27,8 +27,7 @@ check: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py
 
 sanitize:
-	$(PYTHON) csrc/build.py build/check-kernels --check --sanitize
-	build/check-kernels
+	$(PYTHON) csrc/build.py build/check-kernels --check --sanitize --run
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"Hardpoint needs Python 3.11 or newer; {sys.executable} is {v[0]}.{v[1]}. Choose one with: make $(MAKECMDGOALS) PYTHON=python3.12" if v < (3, 11) else 0)'

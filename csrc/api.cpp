@@ -36,10 +36,10 @@ std::vector<const Kernels*> usable() {
     __builtin_cpu_init();
     // Whatever has AVX2 has F16C, which not every compiler knows to ask for.
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    [[maybe_unused]] const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+#if !defined(HARDPOINT_NO_AVX512)
+    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                         __builtin_cpu_supports("avx512vnni");
-#if !defined(HARDPOINT_NO_AVX512_KERNELS)
     if (avx512) found.push_back(&avx512_kernels);
 #endif
     if (avx2) found.push_back(&avx2_kernels);

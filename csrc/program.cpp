@@ -15,7 +15,9 @@ namespace hardpoint {
 const FloatKernels& floats() {
     [[maybe_unused]] const std::string_view name = kernels().name;
 #if defined(__x86_64__)
+#if !defined(HARDPOINT_NO_AVX512)
     if (name == avx512_floats.name) return avx512_floats;
+#endif
     if (name == avx2_floats.name) return avx2_floats;
 #elif defined(__aarch64__)
     if (name == neon_floats.name) return neon_floats;

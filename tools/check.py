@@ -24,6 +24,8 @@ CHECKS = [
     ("format", ["ruff", "format", "--check"]),
     ("lint", ["ruff", "check"]),
 ]
+# The CPU kernels' own checks, built with sanitizers; `make sanitize` runs them for every instruction set.
+KERNELS = ["csrc/build.py", "build/check-kernels-quick", "--check", "--sanitize", "--quick", "--run"]
 
 
 def main() -> int:
@@ -36,7 +38,7 @@ def main() -> int:
             if status := step(name, command):
                 return status
     # The longest first.
-    checks = [("types", [python, "-m", "mypy", "--no-error-summary"])]
+    checks = [("types", [python, "-m", "mypy", "--no-error-summary"]), ("kernels", [python, *KERNELS])]
     checks.append(("imports", [str(Path(python).with_name("lint-imports")), "--no-cache"]))
     checks.append(("docs in step", [python, "tools/gen_docs.py", "--check"]))
     checks += [(name, [python, "-m", *command, *paths]) for name, command in CHECKS]

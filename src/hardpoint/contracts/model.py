@@ -243,9 +243,9 @@ class SupportsMultiModal(Protocol):
         self, input_ids: torch.Tensor, multimodal_embeddings: Any = None, *, is_multimodal: torch.Tensor | None = None
     ) -> torch.Tensor:
         """[tokens] ids -> [tokens, hidden], with the media's embeddings where `is_multimodal` [tokens] says so."""
-        texts = self.get_language_model().embed_input_ids  # type: ignore[operator]
+        texts = self.get_language_model().embed_input_ids
         if multimodal_embeddings is None or is_multimodal is None:
-            return texts(input_ids)  # type: ignore[operator, no-any-return]
+            return texts(input_ids)  # type: ignore[operator]
         # A placeholder may have no embedding of its own.
         embeds = texts(input_ids.masked_fill(is_multimodal, 0))  # type: ignore[operator]
         return merge_multimodal_embeddings(embeds, multimodal_embeddings, is_multimodal)

@@ -54,4 +54,4 @@ def failed_call(call_id: int, error: Exception) -> EngineCoreOutputs:
 def _first_field(message: Any) -> int | str:
     """A request's or a call's id, read on its own: the rest may be what cannot be read."""
     first = msgspec.msgpack.decode(message, type=list[msgspec.Raw])[0]
-    return msgspec.msgpack.decode(first, type=int | str)  # type: ignore[arg-type]
+    return msgspec.msgpack.decode(first, type=int | str)

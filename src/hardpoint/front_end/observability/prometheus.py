@@ -39,7 +39,7 @@ class _EngineMetrics:
             self._registries.append(weakref.ref(registry))
             if not self._registered:
                 self._registered = True
-                REGISTRY.register(self)  # type: ignore[arg-type]
+                REGISTRY.register(self)
 
     def remove(self, registry: CollectorRegistry) -> None:
         with _lock:
@@ -116,7 +116,7 @@ def show_plugin_metrics() -> None:
     with _lock:
         if "plugins" not in _instruments:
             collector = _PluginMetrics()
-            REGISTRY.register(collector)  # type: ignore[arg-type]
+            REGISTRY.register(collector)
             _instruments["plugins"] = collector
 
 
@@ -144,7 +144,7 @@ def exposition() -> bytes:
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
         # Made of the ledger, which holds all processes itself.
-        registry.register(_PluginMetrics())  # type: ignore[arg-type]
+        registry.register(_PluginMetrics())
         return generate_latest(registry)
     show_plugin_metrics()
     return generate_latest(prometheus_client.REGISTRY)

@@ -144,7 +144,7 @@ def _written_merges(fields: _Fields) -> list[tuple[str, str]]:
     wrong = next((line for line, merge in zip(lines, merges, strict=True) if len(merge) != 2), None)
     if wrong is not None:
         raise fields.error(f"merge {wrong!r} is not two tokens")
-    return merges  # type: ignore[return-value]
+    return merges
 
 
 def _sentencepiece(fields: _Fields, vocabulary: _Vocabulary) -> Tokenizer:

@@ -76,14 +76,14 @@ class _MemberTable(type):
     def _find(cls, name: str) -> Any:
         if name not in cls._all_names():
             return None
-        members: dict[str, Any] = cls._members  # type: ignore[attr-defined]
+        members: dict[str, Any] = cls._members
         if name not in members:
             members[name] = object.__new__(cls)  # type: ignore[arg-type]
             members[name]._name = name
         return members[name]
 
     def _all_names(cls) -> list[str]:
-        return list(dict.fromkeys(cls._known_names()))  # type: ignore[attr-defined]
+        return list(dict.fromkeys(cls._known_names()))
 
 
 class _Member(metaclass=_MemberTable):

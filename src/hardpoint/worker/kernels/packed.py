@@ -253,7 +253,7 @@ class PackedWeight(nn.Parameter):
         if func in _FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return torch.device("cpu")
         if func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0]

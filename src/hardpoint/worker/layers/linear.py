@@ -294,7 +294,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     def _partition_sizes(self) -> list[int]:
         return [divide(size, self.tp_size) for size in self.output_sizes]
 
-    def weight_loader(  # type: ignore[override]
+    def weight_loader(
         self,
         param: nn.Parameter,
         loaded_weight: torch.Tensor,
@@ -321,7 +321,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         target = param.data.narrow(dim, sum(self.output_partition_sizes[:part]), size)
         default_weight_loader(target, shard_of(loaded_weight, dim, size, self.tp_rank))
 
-    def weight_loader_v2(  # type: ignore[override]
+    def weight_loader_v2(
         self, param: Any, loaded_weight: torch.Tensor, loaded_shard_id: int | tuple[int, ...] | None = None
     ) -> None:
         """Let the parameter take this rank's outputs of one part."""
@@ -402,7 +402,7 @@ class QKVParallelLinear(ColumnParallelLinear):
     def _rank_of(self, part: str) -> int:
         return self.tp_rank if part == "q" else self.tp_rank // self.num_kv_head_replicas
 
-    def weight_loader(  # type: ignore[override]
+    def weight_loader(
         self, param: nn.Parameter, loaded_weight: torch.Tensor, loaded_shard_id: str | None = None
     ) -> None:
         """Copy this rank's heads of the queries, the keys or the values, or of all three."""
@@ -426,9 +426,7 @@ class QKVParallelLinear(ColumnParallelLinear):
         target = param.data.narrow(dim, start, size)
         default_weight_loader(target, shard_of(loaded_weight, dim, size, self._rank_of(part)))
 
-    def weight_loader_v2(  # type: ignore[override]
-        self, param: Any, loaded_weight: torch.Tensor, loaded_shard_id: str | None = None
-    ) -> None:
+    def weight_loader_v2(self, param: Any, loaded_weight: torch.Tensor, loaded_shard_id: str | None = None) -> None:
         """Let the parameter take this rank's heads of one part."""
         if loaded_shard_id is None:
             raise ValueError("parts of a quantised layer are loaded one by one")

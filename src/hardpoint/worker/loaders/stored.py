@@ -155,7 +155,7 @@ class StoredTensor(torch.Tensor):
         if func in TENSOR_FACTS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func == torch.Tensor.device.__get__:  # type: ignore[attr-defined]
+        if func == torch.Tensor.device.__get__:
             return torch.device("cpu")
         if func is torch.Tensor.copy_ and not isinstance(args[0], cls) and args[0].shape == args[1].shape:
             args[1].read_into(args[0])

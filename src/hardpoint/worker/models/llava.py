@@ -142,7 +142,7 @@ class LlavaForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsPP):
     ) -> torch.Tensor:
         """[tokens] ids -> [tokens, hidden], with the media's embeddings where `is_multimodal` [tokens] says so."""
         if multimodal_embeddings is None or is_multimodal is None:
-            return self.language_model.embed_input_ids(input_ids)  # type: ignore[operator, no-any-return]
+            return self.language_model.embed_input_ids(input_ids)  # type: ignore[operator]
         # The placeholder may have no embedding of its own.
         texts = self.language_model.embed_input_ids(input_ids.masked_fill(is_multimodal, 0))  # type: ignore[operator]
         return merge_multimodal_embeddings(texts, multimodal_embeddings, is_multimodal)
@@ -160,7 +160,7 @@ class LlavaForConditionalGeneration(nn.Module, SupportsMultiModal, SupportsPP):
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """[rows, hidden] -> [rows, vocabulary]."""
-        return self.language_model.compute_logits(hidden_states)  # type: ignore[operator, no-any-return]
+        return self.language_model.compute_logits(hidden_states)  # type: ignore[operator]
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Load a checkpoint's weights; returns the names of the parameters loaded."""

@@ -164,7 +164,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
         super().__init__()
         self.library = library
 
-    def create_weights(  # type: ignore[override]
+    def create_weights(
         self,
         layer: Any,
         num_experts: int,
@@ -195,9 +195,7 @@ class PackedExpertsMethod(FusedMoEMethodBase):
             (w13.packed(), w2.packed()) for w13, w2 in zip(layer.w13_experts, layer.w2_experts, strict=True)
         ]
 
-    def apply(  # type: ignore[override]
-        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """Expert by expert, over the tokens that chose it."""
         packed = layer.packed
         return compute_experts(

@@ -91,7 +91,7 @@ class CompletionRequest(SharedRequest):
             return [self.prompt]
         assert self.prompt is not None
         if self.prompt and isinstance(self.prompt[0], int):
-            return [self.prompt]  # type: ignore[list-item]
+            return [self.prompt]
         return self.prompt  # type: ignore[return-value]
 
     def wanted_logprobs(self) -> tuple[int | None, int | None]:

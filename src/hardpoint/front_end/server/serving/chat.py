@@ -142,7 +142,7 @@ class ChatService:
             system_fingerprint=self._context.fingerprint,
             usage=usage.body(),  # type: ignore[arg-type]
             prompt_logprobs=(
-                prompt_logprobs_body(result.prompt_logprobs) if request.prompt_logprobs is not None else None  # type: ignore[arg-type]
+                prompt_logprobs_body(result.prompt_logprobs) if request.prompt_logprobs is not None else None
             ),
             prompt_token_ids=result.prompt_token_ids if request.return_token_ids else None,
             prompt_text=job.prompts[0].text if request.return_prompt_text else None,

@@ -101,7 +101,7 @@ class CompletionService:
             token_ids=piece.token_ids if request.return_token_ids else None,
             prompt_token_ids=result.prompt_token_ids if request.return_token_ids else None,
             prompt_logprobs=(
-                prompt_logprobs_body(result.prompt_logprobs) if request.prompt_logprobs is not None else None  # type: ignore[arg-type]
+                prompt_logprobs_body(result.prompt_logprobs) if request.prompt_logprobs is not None else None
             ),
         )
 

@@ -41,7 +41,7 @@ class GateLinear(ReplicatedLinear):
             raise ValueError(f"the gate returns {self.out_dtype} already, not {out_dtype}")
         self.out_dtype = out_dtype
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:  # type: ignore[override]
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[tokens, hidden] -> [tokens, experts], and the bias where it is handed out."""
         output = super().forward(x.to(self.params_dtype))
         logits, bias = output if isinstance(output, tuple) else (output, None)

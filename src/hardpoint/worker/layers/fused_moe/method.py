@@ -23,7 +23,7 @@ class FusedMoEMethodBase(QuantizeMethodBase):
         self.moe = moe
 
     @abstractmethod
-    def create_weights(  # type: ignore[override]
+    def create_weights(
         self,
         layer: nn.Module,
         num_experts: int,
@@ -35,9 +35,7 @@ class FusedMoEMethodBase(QuantizeMethodBase):
         """Give the layer its parameters; `weight_loader` is among the attributes they must get."""
 
     @abstractmethod
-    def apply(  # type: ignore[override]
-        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] and [tokens, top_k] weights and ids -> [tokens, hidden], this rank's part of the sum."""
 
     def parameter_of(self, layer: Any, part: str, expert: int) -> nn.Parameter:
@@ -52,7 +50,7 @@ class FusedMoEMethodBase(QuantizeMethodBase):
 class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
     """Plain weights: `w13_weight` [experts, 2 * intermediate, hidden], `w2_weight` [experts, hidden, intermediate]."""
 
-    def create_weights(  # type: ignore[override]
+    def create_weights(
         self,
         layer: nn.Module,
         num_experts: int,
@@ -71,9 +69,7 @@ class UnquantizedFusedMoEMethod(FusedMoEMethodBase):
             layer.register_parameter(name, weight)
             set_weight_attrs(weight, extra_weight_attrs)
 
-    def apply(  # type: ignore[override]
-        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def apply(self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """Expert by expert, over the tokens that chose it."""
         w13, w2 = layer.w13_weight, layer.w2_weight
         return compute_experts(

@@ -59,7 +59,7 @@ class Bad(StatLoggerBase):
 
 
 class Slow(StatLoggerBase):
-    """Takes five seconds to write."""
+    """Takes half a minute to write."""
 
     def __init__(self, vllm_config, engine_index=0):
         pass
@@ -71,7 +71,7 @@ class Slow(StatLoggerBase):
         pass
 
     def log(self):
-        time.sleep(5)
+        time.sleep(30)
 
 
 NotALogger = object()
@@ -190,16 +190,16 @@ def test_stat_logger_writes_regularly_and_counts_what_usage_says(loaded, eventua
     assert {line["pid"] for line in lines} == {loaded.process.pid}
     assert lines[-1]["finished"] == 6
     written = [line["at"] for line in lines if "tokens" in line]
-    time.sleep(1.2)
-    assert len([line for line in lines_of(loaded) if "tokens" in line]) > len(written)
+    # It goes on each interval.
+    eventually(lambda: len([line for line in lines_of(loaded) if "tokens" in line]) > len(written))
 
 
 def test_bad_and_slow_loggers_hurt_nobody(loaded, eventually):
     began = time.monotonic()
     for _ in range(6):
         assert loaded.http.post("/v1/completions", json={"prompt": "The", "max_tokens": 4}).status_code == 200
-    # The slow logger is inside its five seconds all the time.
-    assert time.monotonic() - began < 4
+    # The slow logger is inside its half minute all the time.
+    assert time.monotonic() - began < 20
     log = loaded.log()
     assert log.count("third step\n") <= 2, "told more than once"
     assert "third step" in log

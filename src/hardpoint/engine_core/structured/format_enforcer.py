@@ -13,13 +13,13 @@ import numpy as np
 from hardpoint.contracts.structured_output import (
     GrammarError,
     JsonStyle,
-    StructuredOutputBackend,
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
 from hardpoint.engine_core.structured.schema import SchemaRules, choice_regex, prepare, read_schema, why_irregular
 from hardpoint.engine_core.structured.stepped import SteppedGrammar, clear_bits
-from hardpoint.engine_core.structured.style import MOST_WHITESPACE, check_json_style, style_of_config, united
+from hardpoint.engine_core.structured.style import MOST_WHITESPACE, check_json_style
+from hardpoint.engine_core.structured.styled import StyledBackend
 from hardpoint.extensions.refs import load_ref
 
 # What the library's parser keeps to the letter; it leaves the rest out without an error.
@@ -37,11 +37,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ESCAPED = re.compile(r"[\"\\\x00-\x1f]")
 
 
-class FormatEnforcerBackend(StructuredOutputBackend):
+class FormatEnforcerBackend(StyledBackend):
     """Regular expressions, choices and plain JSON schemas; slow, since it is written in Python."""
 
     requires: ClassVar[str] = "lmformatenforcer"
     install: ClassVar[str] = "'hardpoint[structured-outputs]'"
+    takes_whitespace_pattern = False
 
     @classmethod
     def why_unsupported(cls, request_type: StructuredOutputOptions, grammar_spec: str) -> str | None:
@@ -56,11 +57,6 @@ class FormatEnforcerBackend(StructuredOutputBackend):
             except GrammarError as error:
                 return str(error)
         return None
-
-    @property
-    def _end_token(self) -> int:
-        end = self.tokenizer.eos_token_id
-        return end if end is not None and end < self.vocab_size else self.vocab_size - 1
 
     @cached_property
     def _texts(self) -> dict[int, str]:
@@ -92,28 +88,14 @@ class FormatEnforcerBackend(StructuredOutputBackend):
         """Import the library and build its tree of tokens."""
         _ = self._tree
 
-    def compile_grammar(
-        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
+    def _compile(
+        self, kind: StructuredOutputOptions, spec: str, stop_token_ids: list[int] | None, style: JsonStyle
     ) -> StructuredOutputGrammar:
-        """Compile a constraint."""
-        return self.compile_styled(request_type, grammar_spec, stop_token_ids, JsonStyle())
-
-    def compile_styled(
-        self,
-        request_type: StructuredOutputOptions,
-        grammar_spec: str,
-        stop_token_ids: list[int] | None,
-        style: JsonStyle,
-    ) -> StructuredOutputGrammar:
-        """Compile a constraint under wishes for its JSON."""
-        style = united(style, style_of_config(self.vllm_config))
-        if style.whitespace_pattern is not None:
-            raise GrammarError("whitespace_pattern cannot be kept")
-        reason = self.why_unsupported(request_type, grammar_spec)
+        reason = self.why_unsupported(kind, spec)
         if reason is not None:
             raise GrammarError(reason)
-        check_json_style(style, request_type)
-        make = _Source(request_type, grammar_spec, style)
+        check_json_style(style, kind)
+        make = _Source(kind, spec, style)
         return FormatEnforcerGrammar(make, self._tree, stop_token_ids or [self._end_token], self._end_token)
 
 

@@ -13,13 +13,13 @@ from hardpoint.contracts.structured_output import (
     GrammarError,
     JsonStyle,
     MalformedConstraint,
-    StructuredOutputBackend,
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
 from hardpoint.engine_core.structured.schema import OTHER_FORMATS, SchemaRules, prepare, read_schema
 from hardpoint.engine_core.structured.stepped import SteppedGrammar, clear_bits
-from hardpoint.engine_core.structured.style import WHITESPACE, check_json_style, style_of_config, united
+from hardpoint.engine_core.structured.style import WHITESPACE, check_json_style
+from hardpoint.engine_core.structured.styled import StyledBackend
 from hardpoint.engine_core.structured.tags import legacy_tags
 from hardpoint.extensions.refs import load_ref
 
@@ -45,7 +45,7 @@ _REASONS = {
 }
 
 
-class GuidanceBackend(StructuredOutputBackend):
+class GuidanceBackend(StyledBackend):
     """All kinds of constraint; refuses what it does not implement."""
 
     requires: ClassVar[str] = "llguidance"
@@ -64,27 +64,13 @@ class GuidanceBackend(StructuredOutputBackend):
         """Import the library and give it the vocabulary."""
         _ = self._library, self._tokens
 
-    def compile_grammar(
-        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
+    def _compile(
+        self, kind: StructuredOutputOptions, spec: str, stop_token_ids: list[int] | None, style: JsonStyle
     ) -> StructuredOutputGrammar:
-        """Compile a constraint."""
-        return self.compile_styled(request_type, grammar_spec, stop_token_ids, JsonStyle())
-
-    def compile_styled(
-        self,
-        request_type: StructuredOutputOptions,
-        grammar_spec: str,
-        stop_token_ids: list[int] | None,
-        style: JsonStyle,
-    ) -> StructuredOutputGrammar:
-        """Compile a constraint under wishes for its JSON."""
-        style = united(style, style_of_config(self.vllm_config))
         matcher_class, limits = self._library
-        matcher = matcher_class(
-            self._tokens, _source(matcher_class, request_type, grammar_spec, style), log_level=0, limits=limits
-        )
+        matcher = matcher_class(self._tokens, _source(matcher_class, kind, spec, style), log_level=0, limits=limits)
         if matcher.is_error():
-            raise _complaint(matcher.get_error().strip(), request_type)
+            raise _complaint(matcher.get_error().strip(), kind)
         stops = stop_token_ids or [t for t in [self.tokenizer.eos_token_id] if t is not None]
         return GuidanceGrammar(matcher, stops, self._tokens.eos_token)
 

@@ -12,13 +12,13 @@ import numpy as np
 from hardpoint.contracts.structured_output import (
     GrammarError,
     JsonStyle,
-    StructuredOutputBackend,
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
 from hardpoint.engine_core.structured.schema import SchemaRules, choice_regex, prepare, read_schema, why_irregular
 from hardpoint.engine_core.structured.stepped import SteppedGrammar, clear_bits
-from hardpoint.engine_core.structured.style import check_json_style, style_of_config, united
+from hardpoint.engine_core.structured.style import check_json_style
+from hardpoint.engine_core.structured.styled import StyledBackend
 from hardpoint.extensions.refs import load_ref
 
 # What the library's expressions keep to the letter; it leaves the rest out without an error.
@@ -38,7 +38,7 @@ _MOST_TAKEN_BACK = 256
 _MOST_ROWS = 1024
 
 
-class OutlinesBackend(StructuredOutputBackend):
+class OutlinesBackend(StyledBackend):
     """Regular expressions, choices, and JSON schemas without recursion."""
 
     requires: ClassVar[str] = "outlines_core"
@@ -67,35 +67,18 @@ class OutlinesBackend(StructuredOutputBackend):
                 ids.setdefault(piece, []).append(token)
         return load_ref("outlines_core:Vocabulary")(self._end_token, ids)
 
-    @property
-    def _end_token(self) -> int:
-        end = self.tokenizer.eos_token_id
-        return end if end is not None and end < self.vocab_size else self.vocab_size - 1
-
     def prepare(self) -> None:
         """Import the library and give it the vocabulary."""
         _ = self._vocabulary
 
-    def compile_grammar(
-        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
+    def _compile(
+        self, kind: StructuredOutputOptions, spec: str, stop_token_ids: list[int] | None, style: JsonStyle
     ) -> StructuredOutputGrammar:
-        """Compile a constraint."""
-        return self.compile_styled(request_type, grammar_spec, stop_token_ids, JsonStyle())
-
-    def compile_styled(
-        self,
-        request_type: StructuredOutputOptions,
-        grammar_spec: str,
-        stop_token_ids: list[int] | None,
-        style: JsonStyle,
-    ) -> StructuredOutputGrammar:
-        """Compile a constraint under wishes for its JSON."""
-        style = united(style, style_of_config(self.vllm_config))
-        check_json_style(style, request_type)
-        reason = self.why_unsupported(request_type, grammar_spec)
+        check_json_style(style, kind)
+        reason = self.why_unsupported(kind, spec)
         if reason is not None:
             raise GrammarError(reason)
-        expression = _expression(request_type, grammar_spec, style)
+        expression = _expression(kind, spec, style)
         index = load_ref("outlines_core:Index")(expression, self._vocabulary)
         return self._grammar(index, stop_token_ids)
 

@@ -12,13 +12,13 @@ import numpy as np
 from hardpoint.contracts.structured_output import (
     GrammarError,
     JsonStyle,
-    StructuredOutputBackend,
     StructuredOutputGrammar,
     StructuredOutputOptions,
 )
 from hardpoint.engine_core.structured.schema import SchemaRules, choice_regex, prepare, read_schema, why_irregular
 from hardpoint.engine_core.structured.stepped import SteppedGrammar
-from hardpoint.engine_core.structured.style import MOST_WHITESPACE, check_json_style, style_of_config, united
+from hardpoint.engine_core.structured.style import MOST_WHITESPACE, check_json_style
+from hardpoint.engine_core.structured.styled import StyledBackend
 from hardpoint.engine_core.structured.tags import is_legacy, legacy_tags, read_tag
 from hardpoint.extensions.refs import load_ref
 
@@ -36,11 +36,12 @@ _RULES = SchemaRules(
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
-class XgrammarBackend(StructuredOutputBackend):
+class XgrammarBackend(StyledBackend):
     """All kinds of constraint; for JSON schemas the keywords that the library is known to keep."""
 
     requires: ClassVar[str] = "xgrammar"
     install: ClassVar[str] = "'hardpoint[structured-outputs]'"
+    takes_whitespace_pattern = False
 
     @classmethod
     def why_unsupported(cls, request_type: StructuredOutputOptions, grammar_spec: str) -> str | None:
@@ -62,11 +63,6 @@ class XgrammarBackend(StructuredOutputBackend):
         kinds, info = load_ref("xgrammar:VocabType"), load_ref("xgrammar:TokenizerInfo")
         return info(pieces, vocab_type=kinds.RAW, vocab_size=self.vocab_size, stop_token_ids=[self._end_token])
 
-    @property
-    def _end_token(self) -> int:
-        end = self.tokenizer.eos_token_id
-        return end if end is not None and end < self.vocab_size else self.vocab_size - 1
-
     @cached_property
     def _compiler(self) -> Any:
         return load_ref("xgrammar:GrammarCompiler")(self._tokens, max_threads=1, cache_enabled=False)
@@ -75,25 +71,11 @@ class XgrammarBackend(StructuredOutputBackend):
         """Import the library, with torch, and give it the vocabulary."""
         _ = self._compiler, self._texts
 
-    def compile_grammar(
-        self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: list[int] | None = None
+    def _compile(
+        self, kind: StructuredOutputOptions, spec: str, stop_token_ids: list[int] | None, style: JsonStyle
     ) -> StructuredOutputGrammar:
-        """Compile a constraint."""
-        return self.compile_styled(request_type, grammar_spec, stop_token_ids, JsonStyle())
-
-    def compile_styled(
-        self,
-        request_type: StructuredOutputOptions,
-        grammar_spec: str,
-        stop_token_ids: list[int] | None,
-        style: JsonStyle,
-    ) -> StructuredOutputGrammar:
-        """Compile a constraint under wishes for its JSON."""
-        style = united(style, style_of_config(self.vllm_config))
-        if style.whitespace_pattern is not None:
-            raise GrammarError("whitespace_pattern cannot be kept")
-        check_json_style(style, request_type)
-        return self._grammar(self._compile(request_type, grammar_spec, style), stop_token_ids)
+        check_json_style(style, kind)
+        return self._grammar(self._compiled(kind, spec, style), stop_token_ids)
 
     def _grammar(self, compiled: Any, stop_token_ids: list[int] | None) -> XgrammarGrammar:
         return XgrammarGrammar(compiled, stop_token_ids or [self._end_token], self._texts)
@@ -107,7 +89,7 @@ class XgrammarBackend(StructuredOutputBackend):
         bits[: self.vocab_size] = has_text
         return np.packbits(bits, bitorder="little").view(np.int32)
 
-    def _compile(self, kind: StructuredOutputOptions, spec: str, style: JsonStyle) -> Any:
+    def _compiled(self, kind: StructuredOutputOptions, spec: str, style: JsonStyle) -> Any:
         options = StructuredOutputOptions
         if kind in (options.JSON, options.JSON_OBJECT):
             schema = _prepared(spec, style.closed) if kind is options.JSON else {"type": "object"}

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from hardpoint.env import envs
+from hardpoint.errors import ConfigError
 
 _FORMAT = "%(levelname)s %(asctime)s [%(role)s] %(message)s"
 _DATE = "%m-%d %H:%M:%S"
@@ -124,8 +125,7 @@ def configure(role: str | None = None, *, level: str | None = None, formatter: s
         return
     path = envs.VLLM_LOGGING_CONFIG_PATH
     if path:
-        with open(path, encoding="utf-8") as file:
-            logging.config.dictConfig(json.load(file))
+        _configure_from(path)
         return
     handler = _handler()
     stream = getattr(sys, _stream_name())
@@ -135,6 +135,20 @@ def configure(role: str | None = None, *, level: str | None = None, formatter: s
         handler.addFilter(_Context())
     for root in _ROOTS:
         attach(root, level or envs.VLLM_LOGGING_LEVEL)
+
+
+def _configure_from(path: str) -> None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            logging.config.dictConfig(json.load(file))
+    except (OSError, ValueError, TypeError, AttributeError, ImportError, RecursionError) as problem:
+        cause = getattr(problem, "strerror", None) or str(problem)
+        raise ConfigError(
+            f"the logging configuration {path!r} cannot be used: {cause}",
+            code="config-logging",
+            origin="--log-config-file, or VLLM_LOGGING_CONFIG_PATH",
+            fix="name a JSON file with a dictionary for logging.config.dictConfig",
+        ) from problem
 
 
 def attach(root: str, level: str | int = "INFO") -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hardpoint import __version__
-from hardpoint.errors import HardpointError
+from hardpoint.errors import ConfigError, HardpointError
 from hardpoint.extensions.refs import load_ref
 
 USAGE_ERROR, FAILURE, INTERRUPTED = 2, 1, 130
@@ -109,8 +109,11 @@ def explain(error: HardpointError, command: str = "") -> int:
     """Print an error that a person can act on; return the exit status."""
     usage = error.code.startswith("flag")
     print(f"hardpoint{' ' + command if command and usage else ''}: error: {error.what}", file=sys.stderr)
-    if error.origin:
-        print(f"  from: {error.origin}", file=sys.stderr)
+    origin = error.origin
+    if not origin and isinstance(error, ConfigError):
+        origin = load_ref("hardpoint.config.flags:flag_behind")(error.what)
+    if origin:
+        print(f"  from: {origin}", file=sys.stderr)
     if error.fix:
         print(f"  fix: {error.fix}", file=sys.stderr)
     _traceback(error)

@@ -119,8 +119,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def choose_model(args: argparse.Namespace) -> None:
-    """Settle the model from its two spellings. Raises `FlagError` if they differ."""
+    """Settle the model from its two spellings. Raises `FlagError` if they differ, or one says nothing."""
     tag, flag = args.model_tag, getattr(args, "model", None)
+    if "" in (tag, flag):
+        raise FlagError("MODEL is an empty text", code="flag", fix=f"name a model, or leave it out for {DEFAULT_MODEL}")
     if tag is not None and flag is not None and tag != flag:
         raise FlagError(f"two models are given: {tag!r} and --model {flag!r}", code="flag")
     args.model = args.model_tag = tag or flag or DEFAULT_MODEL

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 import yaml
 
 from hardpoint.config.connectors import check_connector
+from hardpoint.config.flag_values import number_of, text_of
 from hardpoint.config.flags import (
     BOOL,
     CSV,
@@ -45,6 +47,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT])?$")
 _DOTTED = re.compile(r"^(--?[A-Za-z][\w-]*)\.([\w.-]+)(\+?)(?:=(.*))?$", re.DOTALL)
 MAX_CONFIG_BYTES = 4 << 20
+_LARGEST = 2**31 - 1
 
 
 class FlagError(ConfigError):
@@ -132,15 +135,15 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         return {"type": str, "nargs": "?", "const": True, "metavar": "TOKEN"}
     word = flag.dest.split("_")[-1].upper()
     simple: dict[str, dict[str, Any]] = {
-        STR: {"type": str, "metavar": word},
-        INT: {"type": _integer, "metavar": "N"},
-        SIZE: {"type": parse_size, "metavar": "N"},
-        FLOAT: {"type": _number, "metavar": "X"},
+        STR: {"type": text_of(flag), "metavar": word},
+        INT: {"type": number_of(flag, _integer), "metavar": "N"},
+        SIZE: {"type": number_of(flag, parse_size), "metavar": "N"},
+        FLOAT: {"type": number_of(flag, _number), "metavar": "X"},
         JSON: {"type": parse_object, "metavar": "JSON"},
         JSONLIST: {"type": parse_list, "metavar": "JSON"},
         CSV: {"type": _commas, "metavar": "A,B"},
-        WORDS: {"type": str, "nargs": "+", "action": Extend, "metavar": word},
-        EACH: {"type": str, "action": Collect, "metavar": word},
+        WORDS: {"type": text_of(flag), "nargs": "+", "action": Extend, "metavar": word},
+        EACH: {"type": text_of(flag), "action": Collect, "metavar": word},
     }
     return simple[kind]
 
@@ -257,9 +260,9 @@ def _integer(text: str) -> int:
 
 def _bounded(bounds: Whole) -> Callable[[str], int]:
     def parse(text: str) -> int:
-        number = _integer(text)
-        if number < bounds.least or (bounds.most is not None and number > bounds.most):
-            limit = f"at least {bounds.least}" if bounds.most is None else f"{bounds.least} to {bounds.most}"
+        number, most = _integer(text), bounds.most or _LARGEST
+        if not bounds.least <= number <= most:
+            limit = f"{bounds.least} to {most}" if bounds.most or number > most else f"at least {bounds.least}"
             raise argparse.ArgumentTypeError(f"{number} is out of range: expected {limit}")
         return number
 
@@ -268,17 +271,24 @@ def _bounded(bounds: Whole) -> Callable[[str], int]:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return number
 
 
 def parse_json(text: str) -> Any:
     """Parse the JSON of a flag. A bare number or word stays what it is, e.g. a compilation mode."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as problem:
         raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {problem}") from None
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number of JSON")
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -291,10 +301,10 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def parse_list(text: str) -> list[Any]:
     """Parse a JSON list; a bare word is a list of one."""
-    if not text.lstrip().startswith("["):
+    if not text.lstrip().startswith(("[", "{")):
         return [text]
     found = parse_json(text)
-    if not all(isinstance(item, str) for item in found):
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of strings")
     return found
 

@@ -120,7 +120,9 @@ class EngineArgs(_Arguments):
         given = self.logging_config
         if given is None and self.log_level is None and self.log_config_file is None:
             return
-        logs = given if isinstance(given, LoggingConfig) else from_mapping(LoggingConfig, given or {})
+        logs = (
+            given if isinstance(given, LoggingConfig) else from_mapping(LoggingConfig, {} if given is None else given)
+        )
         level = (self.log_level or logs.log_level).upper()
         path = self.log_config_file or logs.pylogging_config_file
         os.environ["VLLM_LOGGING_LEVEL"] = level
@@ -189,7 +191,7 @@ class EngineArgs(_Arguments):
                 parts[name] = kind(**fields)
                 continue
             if isinstance(given, dict):
-                given = parts[name] = kind(**given)
+                given = parts[name] = from_mapping(kind, given)
             defaults = {field.name: field.default for field in dataclasses.fields(cast("Any", kind))}
             for field, value in fields.items():
                 # A flag that was not given says nothing against the section.

@@ -101,7 +101,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--convert",                    ("auto", "none", "embed", "classify"), "auto", "model_config.convert", "adapter that makes a generating model pool; auto: what its files say"),
         F("--tokenizer",                  STR,   None,   "model_config.tokenizer", "tokenizer, if not the model's own: a path, repository or catalogue name"),
         F("--tokenizer-mode",             STR,   "auto", "model_config.tokenizer_mode", "auto or hf", "other tokenizer kinds are not supported yet", ("hf",)),
-        F("--trust-remote-code",          BOOL,  False,  "model_config.trust_remote_code", "allow code from the model's repository to run (a model that needs it is refused: there is no loader for such code yet)"),
+        F("--trust-remote-code",          BOOL,  False,  "model_config.trust_remote_code", "accepted, and changes nothing: code from a model's repository is never run. A model or tokenizer that has nothing else is refused; one that has is served by our own class"),
         F("--dtype",                      STR,   "auto", "model_config.dtype", "number format: auto, half, float16, bfloat16, float or float32. auto on a CPU computes in float32, also for bfloat16 checkpoints, because half formats are slow there; float32 asks for exact float32 arithmetic also on quantised weights"),
         F("--seed",                       INT,   0,      "model_config.seed", "seed of the random draws of requests that bring none"),
         F("--hf-config-path",             STR,   None,   "model_config.hf_config_path", "other place of the config", LATER),
@@ -443,7 +443,7 @@ FRONT_END: dict[str, tuple[Flag, ...]] = {
     ),
     "Processes": (
         F("--headless",                   BOOL,  False,  "", "the engine without an HTTP server, for a server with --data-parallel-size-local 0 that uses it"),
-        F("--api-server-count -asc",      INT,   None,   "", "API server processes that share the port and the engine; default: 1, which is this process"),
+        F("--api-server-count -asc",      Whole(1, 1024), None,   "", "API server processes that share the port and the engine; default: 1, which is this process"),
         F("--grpc",                       BOOL,  False,  "", "", NEVER + "there is no gRPC server"),
         F("--grpc-port",                  INT,   None,   "", "", NEVER + "there is no gRPC server"),
         F("--data-parallel-supervisor-port", INT, 9256,  "", "", NEVER + "there is no supervisor with a port per rank"),
@@ -458,4 +458,12 @@ ENGINE_FLAGS = tuple(flag for group in GROUPS.values() for flag in group)
 FRONT_END_FLAGS = tuple(flag for group in FRONT_END.values() for flag in group)
 FLAGS = (*ENGINE_FLAGS, *FRONT_END_FLAGS)
 BY_DEST = {flag.dest: flag for flag in FLAGS}
+
+
+def flag_behind(text: str) -> str:
+    """The flag of the field that an error begins with, as in "cache_config.block_size is 0"; empty if there is none."""
+    path = text.partition(" ")[0].partition("=")[0]
+    return next((flag.names[0] for flag in FLAGS if path and f".{flag.field}".endswith(f".{path}")), "")
+
+
 MODEL = Flag(("--model",), STR, DEFAULT_MODEL, "model_config.model", "the model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,9 @@ def choose_model_class(model: ModelConfig) -> ModelClass:
     name, found = models.choose([FALLBACK] if fallback else model.architectures, model)
     entry = registry("models").entry(name)
     if auto_map and entry.built_in:
-        logger.info("%s carries code of its own, which is not run: %s is used", model.model, name)
+        # Who asks for that code must see that it is not what answers.
+        level = logging.WARNING if model.trust_remote_code else logging.INFO
+        logger.log(level, "%s carries code of its own, which is not run: %s is used", model.model, name)
     model.chosen_runner, model.convert_type = choose_runner(model, entry, found)
     if not entry.built_in:
         logger.info("model class %s is %s [from %s]", name, found.path, entry.origin.label)
@@ -188,7 +191,7 @@ def _only_own_code(model: ModelConfig, supported: list[str]) -> ConfigError:
     listed = ", ".join(model.architectures)
     return ConfigError(
         f"{model.model}: {listed} is implemented only by code in the model's repository, which is never run: "
-        "--trust-remote-code has nothing to load yet",
+        "--trust-remote-code does not change that",
         code="model-remote-code",
         fix=f"use a model with one of these classes, or a plugin that registers {listed}: {', '.join(supported)}",
     )

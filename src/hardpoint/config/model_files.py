@@ -26,6 +26,8 @@ SMALL_FILES = ["*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
 # Folders of a repository that hold the same model in another form.
 OTHER_EXPORTS = ["onnx/*", "openvino/*", "coreml/*"]
+# What names a file and no repository.
+_FILE_ENDS = (".gguf", ".safetensors", ".json", ".bin", ".pt", ".pth")
 _REPO = re.compile(r"^[\w][\w.-]*(/[\w][\w.-]*)?$")
 _REPO_FILE = re.compile(r"^(?P<repo>[\w][\w.-]*/[\w][\w.-]*)/(?P<file>.+\.gguf)$", re.IGNORECASE)
 _REPO_QUANT = re.compile(r"^(?P<repo>[\w][\w.-]*/[\w][\w.-]*):(?P<quant>[A-Za-z0-9_]+)$")
@@ -88,6 +90,8 @@ def _from_hub(name: str, hub: Hub, patterns: list[str]) -> Path:
     one = _REPO_FILE.match(name)
     if one is not None:
         return _fetch_file(name, one["repo"], one["file"], hub)
+    if name.lower().endswith(_FILE_ENDS):
+        raise _nowhere(name, "there is no such file or folder")
     quant = _REPO_QUANT.match(name)
     if quant is not None:
         return _fetch_file(name, quant["repo"], _file_of_quant(name, quant["repo"], quant["quant"], hub), hub)
@@ -168,4 +172,7 @@ def _folder_kind(path: Path) -> str:
     hint = f"give the path of one of its GGUF files: {', '.join(ggufs[:5])}" if ggufs else "check the path"
     if (path / "params.json").is_file():
         hint = "it is in Mistral's own format, which is not supported: use the Hugging Face format"
-    raise ModelFileError(f"the folder {path} has no config.json", code="model-file", fix=hint)
+    what = f"the folder {path} has no config.json"
+    if (path / "config.json").is_symlink():
+        what += f": it is a link to {(path / 'config.json').readlink()}, which does not exist"
+    raise ModelFileError(what, code="model-file", fix=hint)

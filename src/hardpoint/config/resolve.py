@@ -38,9 +38,10 @@ from hardpoint.config.sections.model import SAMPLING_DEFAULTS
 from hardpoint.config.unsupported import check_supported
 from hardpoint.env import envs
 from hardpoint.errors import ConfigError
+from hardpoint.extensions.find_ref import why_not_found
 from hardpoint.extensions.ledger import BUILT_IN, Origin, ledger
 from hardpoint.extensions.parser_choice import choose_parser
-from hardpoint.extensions.refs import load_ref, parse_ref
+from hardpoint.extensions.refs import load_ref, parse_ref, ref_from_qualname
 from hardpoint.extensions.registry import registry
 from hardpoint.log import init_logger
 
@@ -314,7 +315,10 @@ def _choose_replicas(parallel: ParallelConfig) -> None:
 
 
 def _check_names(config: VllmConfig, platform: Any) -> None:
-    """Hold the names of classes against the form that their readers expect; nothing is imported."""
+    """Hold the names of classes against the form that their readers expect, and look for them; nothing is imported.
+
+    They are loaded in other processes, and some only once torch is.
+    """
     parallel, scheduler = config.parallel_config, config.scheduler_config.scheduler_cls
     dotted = {"parallel_config.worker_extension_cls": parallel.worker_extension_cls}
     if parallel.worker_cls != "auto":
@@ -324,9 +328,22 @@ def _check_names(config: VllmConfig, platform: Any) -> None:
     for path, name in dotted.items():
         if name and ("." not in name.strip(".") or ":" in name):
             raise ConfigError(f"{path} is {name!r}: expected pkg.module.Class", code="config-class-name")
+        if name:
+            _look_for(path, name, ref_from_qualname(name))
     for name in (config.model_config and config.model_config.logits_processors) or []:
         if isinstance(name, str):
             parse_ref(name)
+            _look_for("model_config.logits_processors", name, name)
+
+
+def _look_for(path: str, name: str, ref: str) -> None:
+    why = why_not_found(ref)
+    if why is not None:
+        raise ConfigError(
+            f"{path} is {name!r}: {why}",
+            code="config-class-name",
+            fix="check the spelling, and that the package is installed in this environment",
+        )
 
 
 def _platform_defaults(config: VllmConfig, platform: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hardpoint.config.sections import VllmConfig
+from hardpoint.config.weight_files import check_weights
 from hardpoint.config.wire import to_wire
 from hardpoint.env import envs
 from hardpoint.errors import EngineDeadError
@@ -52,9 +53,10 @@ class EngineProcess(EngineHandle):
             raise
 
     def begin(self, vllm_config: VllmConfig, executor_class: type | None = None, log_stats: bool = True) -> None:
-        """Send the configuration; the model starts to load."""
+        """Send the configuration; the model starts to load. Raises ModelFileError when there is nothing to load."""
         if vllm_config.parallel_config.data_parallel_size_local == 0:
             raise no_remote_engine()
+        check_weights(vllm_config)
         start = EngineCoreStart(
             config=to_wire(vllm_config),
             address=self.address,

@@ -161,4 +161,4 @@ def _weight_bytes(model: Any) -> int:
     path = Path(model.local_path)
     if path.is_file():
         return path.stat().st_size
-    return 2 * sum(file.stat().st_size for file in path.glob("*.safetensors")) if path.is_dir() else 0
+    return 2 * sum(file.stat().st_size for file in path.glob("*.safetensors") if file.is_file())

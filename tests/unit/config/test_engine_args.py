@@ -97,7 +97,7 @@ def test_values_reach_their_fields(create):
         scheduling_policy="priority",
         gpu_memory_utilization=0.5,
         kv_cache_memory_bytes=1 << 20,
-        worker_extension_cls="my.ext.Extension",
+        worker_extension_cls="hardpoint.contracts.worker.WorkerBase",
         attention_backend="cpu_attn",
         seed=7,
         cpu_threads=3,
@@ -117,7 +117,7 @@ def test_values_reach_their_fields(create):
     assert config.cache_config.gpu_memory_utilization == 0.5
     assert config.cache_config.kv_cache_memory_bytes == 1 << 20
     assert config.scheduler_config.policy == "priority"
-    assert config.parallel_config.worker_extension_cls == "my.ext.Extension"
+    assert config.parallel_config.worker_extension_cls == "hardpoint.contracts.worker.WorkerBase"
     assert config.attention_config.backend == "CPU_ATTN"
     assert config.device_config.cpu_threads == 3
     assert config.shutdown_timeout == 5

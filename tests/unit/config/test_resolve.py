@@ -289,16 +289,21 @@ def authors(path: str) -> list[str]:
 def test_a_plugin_around_the_config_check_answers_for_its_own_writes_only(settle, llama_folder, acme, monkeypatch, log):
     patches = acme("""
 def patched(config):
-    config.parallel_config.worker_cls = "acme.worker.Worker"
+    config.parallel_config.worker_cls = "hardpoint.contracts.worker.WorkerBase"
     original(config)
     config.scheduler_config.max_num_seqs = 3
 """)
     monkeypatch.setattr(VllmConfig, "__post_init__", patches["patched"])
     ledger_before = len(ledger.entries())
     config = settle(llama_folder())
-    assert (config.parallel_config.worker_cls, config.scheduler_config.max_num_seqs) == ("acme.worker.Worker", 3)
+    assert (config.parallel_config.worker_cls, config.scheduler_config.max_num_seqs) == (
+        "hardpoint.contracts.worker.WorkerBase",
+        3,
+    )
     assert authors("parallel_config.worker_cls")[-1] == authors("scheduler_config.max_num_seqs")[-1] == "acme 1.0"
-    assert writes("parallel_config.worker_cls")[-1] == "'auto' -> 'acme.worker.Worker' before the steps"
+    assert (
+        writes("parallel_config.worker_cls")[-1] == "'auto' -> 'hardpoint.contracts.worker.WorkerBase' before the steps"
+    )
     assert writes("scheduler_config.max_num_seqs")[-1] == "128 -> 3 in step 'outside the steps'"
     assert authors("compilation_config.custom_ops")[-1] == authors("model_config.dtype")[-1] == "built in"
     theirs = [e for e in ledger.entries()[ledger_before:] if e.origin.distribution == "acme"]

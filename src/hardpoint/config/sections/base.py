@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import math
 import sys
 import typing
 from functools import cache
@@ -16,8 +17,13 @@ import msgspec
 from hardpoint.errors import ConfigError
 from hardpoint.extensions.ledger import ledger
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+# What is larger fits into no array, and is a mistake.
+_MOST = 2**31 - 1
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+# Processes and threads are made as many as one asks for.
+Processes = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 # vLLM's option bags: a dict, or an object of a plugin's own class.
@@ -108,10 +114,21 @@ def section_type(kind: Any) -> type[Section] | None:
 
 def check_value(where: str, value: Any, kind: Any) -> Any:
     """Return `value` as `kind`, or raise a `ConfigError` that names `where` and the rule."""
+    rule = broken_rule(value, kind)
+    if rule is not None:
+        raise ConfigError(f"{where} is {value!r}: {rule}", code="config-value")
+    return msgspec.convert(value, kind)
+
+
+def broken_rule(value: Any, kind: Any) -> str | None:
+    """Why `value` is no `kind`; None when it is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "expected a finite number"
     try:
-        return msgspec.convert(value, kind)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
-        raise ConfigError(f"{where} is {value!r}: {_rule(kind, value, problem)}", code="config-value") from None
+        return _rule(kind, value, problem)
+    return None
 
 
 def _rule(kind: Any, value: Any, problem: Exception) -> str:

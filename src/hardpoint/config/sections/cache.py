@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 
-from hardpoint.config.sections.base import NonNegative, Positive, Section, Share, derived
+from hardpoint.config.sections.base import Bytes, NonNegative, Positive, Section, Share, derived
 
 CacheDType = str
 MambaDType = Literal["auto", "float32", "float16", "bfloat16"]
@@ -45,7 +45,7 @@ class CacheConfig(Section):
     mamba_cache_mode: MambaCacheMode = "none"
     kv_sharing_fast_prefill: bool = False
     swa_bounded_replay: bool = True
-    kv_cache_memory_bytes: Positive | None = None
+    kv_cache_memory_bytes: Bytes | None = None
     kv_offloading_size: Annotated[float, msgspec.Meta(gt=0)] | None = None
     kv_offloading_backend: KVOffloadingBackend = "native"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hardpoint.config.sections.base import NonNegative, Options, Positive, Section, derived
+from hardpoint.config.sections.base import NonNegative, Options, Positive, Processes, Section, derived
 
 SafetensorsLoadStrategy = Literal["lazy", "eager", "prefetch", "torchao"]
 MaxLoRARanks = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]
@@ -20,7 +20,7 @@ class DeviceConfig(Section):
     """The device kind; `cpu_threads` is ours: threads for kernels in each worker, None = by platform."""
 
     device: Any = "auto"
-    cpu_threads: Positive | None = None
+    cpu_threads: Processes | None = None
 
     device_type: str = derived("")
 
@@ -32,7 +32,7 @@ class LoadConfig(Section):
     load_format: str = "auto"
     download_dir: str | None = None
     safetensors_load_strategy: SafetensorsLoadStrategy | None = None
-    safetensors_prefetch_num_threads: Positive = 8
+    safetensors_prefetch_num_threads: Processes = 8
     safetensors_prefetch_block_size: Positive = 16 * 1024 * 1024
     model_loader_extra_config: Any = field(default_factory=dict)
     device: str | None = None

@@ -20,7 +20,7 @@ RunnerOption = Literal["auto", "generate", "pooling", "draft"]
 ConvertOption = Literal["auto", "none", "embed", "classify"]
 LogprobsMode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 ModelImpl = Literal["auto", "vllm", "transformers", "terratorch"]
-MaxLength = Annotated[int, msgspec.Meta(ge=-1)]
+MaxLength = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 # Sampling fields a generation_config.json may set -> their names in SamplingParams.
@@ -81,7 +81,7 @@ class ModelConfig(Section):
     tokenizer_mode: str = "auto"
     trust_remote_code: bool = False
     dtype: Any = "auto"
-    seed: int = 0
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] = 0
     hf_config: Any = None
     hf_text_config: Any = None
     hf_config_path: str | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from hardpoint.config.sections.base import NonNegative, Port, Positive, Section, derived
+from hardpoint.config.sections.base import NonNegative, Port, Positive, Processes, Section, derived
 
 DataParallelBackend = Literal["mp", "ray"]
 ExpertPlacementStrategy = Literal["linear", "round_robin"]
@@ -42,10 +42,10 @@ class ParallelConfig(Section):
     worker_extension_cls          dotted name of a mixin whose methods are added to the worker
     """
 
-    pipeline_parallel_size: Positive = 1
-    tensor_parallel_size: Positive = 1
+    pipeline_parallel_size: Processes = 1
+    tensor_parallel_size: Processes = 1
     prefill_context_parallel_size: Positive = 1
-    data_parallel_size: Positive = 1
+    data_parallel_size: Processes = 1
     data_parallel_size_local: NonNegative = 1
     data_parallel_rank: NonNegative = 0
     data_parallel_rank_local: int | None = None

@@ -31,7 +31,7 @@ class SchedulerConfig(Section):
     runner_type: RunnerType = "generate"
     max_num_batched_tokens: Positive = DEFAULT_MAX_NUM_BATCHED_TOKENS
     max_num_scheduled_tokens: Positive | None = None
-    max_num_seqs: Positive = DEFAULT_MAX_NUM_SEQS
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1, le=2**20)] = DEFAULT_MAX_NUM_SEQS
     max_num_active_seqs: Positive | None = None
     long_prefill_token_threshold: NonNegative = 0
     long_prefill_token_threshold_adaptive: bool = False

@@ -108,8 +108,22 @@ class ServerSettings:
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("--lora-modules needs adapters to be on", code="flag-missing", fix="add --enable-lora")
         self.adapter_modules()
+        self._check_tls()
         if self.sse_keep_alive_interval < 0:
             raise ConfigError("--sse-keep-alive-interval must be at least 0", code="flag-value")
+
+    def _check_tls(self) -> None:
+        if self.ssl_keyfile or self.ssl_certfile:
+            return
+        of_tls = ("ssl_ca_certs", "enable_ssl_refresh", "ssl_cert_reqs", "ssl_ciphers")
+        defaults = {one.name: one.default for one in dataclasses.fields(self)}
+        for name in of_tls:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(
+                    f"--{name.replace('_', '-')} says nothing without a certificate",
+                    code="flag-missing",
+                    fix="add --ssl-certfile FILE and --ssl-keyfile FILE",
+                )
 
     def adapter_modules(self) -> list[LoRAModulePath]:
         """The adapters to serve from the start; ConfigError for one that cannot be read."""

@@ -23,7 +23,7 @@ def tokenizer_from_folder(folder: Path) -> TokenizerParts:
     Raises `ModelFileError` when `tokenizer.json` is missing or damaged.
     """
     config = _json(folder / "tokenizer_config.json")
-    backend = _backend(folder / "tokenizer.json")
+    backend = _backend(folder / "tokenizer.json", own_code="AutoTokenizer" in (config.get("auto_map") or {}))
     special = _special_tokens(_json(folder / "special_tokens_map.json"), config)
     _mark_special(backend, special, config)
     return TokenizerParts(
@@ -35,10 +35,11 @@ def tokenizer_from_folder(folder: Path) -> TokenizerParts:
     )
 
 
-def _backend(path: Path) -> Tokenizer:
+def _backend(path: Path, own_code: bool) -> Tokenizer:
     if not path.is_file():
+        rest = ", only code of its own, which is never run (--trust-remote-code does not change that)"
         raise ModelFileError(
-            f"{path.parent} has no tokenizer.json",
+            f"{path.parent} has no tokenizer.json{rest if own_code else ''}",
             code="tokenizer-missing",
             fix="name a folder that has one with --tokenizer, or use --skip-tokenizer-init with token ids",
         )

@@ -54,7 +54,7 @@ def test_a_start_goes_as_the_fault_rule_says_and_names_the_plugin(tmp_path, kind
         assert ("'b_bad' cannot be imported" in said) == (kind != "class")
 
 
-@pytest.mark.parametrize("kind", STOPS)
+@pytest.mark.parametrize("kind", sorted(STOPS))
 def test_the_allowlist_and_the_deny_list_keep_it_out(tmp_path, kind):
     for variables in ({"VLLM_PLUGINS": "a_ok,c_ok"}, {"HARDPOINT_PLUGINS_DENY": "b_bad"}):
         done = command(tmp_path, kind, "serve", str(tmp_path / "no-model"), **variables)

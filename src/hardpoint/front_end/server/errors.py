@@ -28,6 +28,14 @@ _MAX_MESSAGE_CHARS = 4000
 _ADDRESS = re.compile(r"\s*\bat 0x[0-9a-fA-F]+|0x[0-9a-fA-F]{8,}")
 _ALTERNATIVE = re.compile(r"^[A-Z]\w*$|\[")
 _PLAIN = ("str", "int", "float", "bool")
+# What is wrong with a body as a whole.
+_OF_THE_BODY = {
+    "missing": "the request has no body",
+    "model_attributes_type": "the body must be a JSON object",
+    "dict_type": "the body must be a JSON object",
+}
+_UNREADABLE_BODY = "There was an error parsing the body"  # FastAPI's
+_UNREADABLE = "the body is not valid JSON: it is no UTF-8 text, or nested too deeply"
 _TRACEBACK = re.compile(r"Traceback \(most recent call last\):.*", re.DOTALL)
 # An absolute path of two parts or more; a URL's path follows a word character and is left alone, as is a place in a
 # schema (#/properties/a), and a route of ours.
@@ -139,6 +147,7 @@ def _http(error: Exception) -> Failure:
     except ValueError:
         phrase = "Error"
     detail = error.detail if isinstance(error.detail, str) else msgspec.json.encode(error.detail).decode()
+    detail = _UNREADABLE if detail == _UNREADABLE_BODY else detail
     return Failure(error.status_code, phrase, sanitise(detail) or phrase, headers=dict(error.headers or {}))
 
 
@@ -159,6 +168,8 @@ def problems_of(error: RequestValidationError | pydantic.ValidationError) -> lis
         where = getattr(cause, "parameter", None) or _dotted(problem.get("loc", ()))
         # A validator's own words are enough: pydantic puts "Value error, " before them.
         reason = str(cause) if isinstance(cause, ValueError) else str(problem.get("msg", "invalid"))
+        if where is None:
+            reason = _OF_THE_BODY.get(str(problem.get("type")), reason)
         if reason not in found.setdefault(where, []):
             found[where].append(reason)
     return [(where, " or: ".join(reasons)) for where, reasons in found.items()]

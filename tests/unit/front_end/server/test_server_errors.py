@@ -61,8 +61,10 @@ def test_admission_says_when_to_come_back():
         ("'not' at #/properties/a cannot be kept", "'not' at #/properties/a cannot be kept"),
         ("see https://example.org/a/b/c", "see https://example.org/a/b/c"),
         ("and/or 1/2", "and/or 1/2"),
+        ("use /v1/chat/completions", "use /v1/chat/completions"),
         ('oops\nTraceback (most recent call last):\n  File "/a/b.py", line 1', "oops"),
     ],
+    ids=lambda text: text[:12],
 )
 def test_internals_are_taken_out_of_messages(text, clean):
     assert sanitise(text) == clean
@@ -274,5 +276,28 @@ def test_failed_sequence_fails_the_request(make_server, run):
         server.engine.generate = generate
         answer = await server.post(PATH, BODY)
         assert (answer.status_code, error_of(answer)["type"]) == (500, "InternalServerError")
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b"", "the request has no body"),
+        (b"null", "the body must be a JSON object"),
+        (b"[1]", "the body must be a JSON object"),
+        (b'"x"', "the body must be a JSON object"),
+        (b"{", "the body is not valid JSON: "),
+        (b"\xff\xfe{", "the body is not valid JSON: it is no UTF-8 text"),
+        (b"[" * 100_000, "nested too deeply"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+def test_a_body_that_is_none_is_refused_in_words(make_server, run, path, body, what):
+    async def check():
+        server = await make_server()
+        answer = await server.http.post(path, content=body, headers={"content-type": "application/json"})
+        assert answer.status_code == 400
+        assert what in answer.json()["error"]["message"]
 
     run(check())

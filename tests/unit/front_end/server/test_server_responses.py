@@ -266,6 +266,10 @@ def test_several_processes_have_no_common_store(make, run, stored):
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [TOOL]}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]},
+            "input.0.encrypted_content",
+        ),
         ({"include": ["message.output_text.logprobs"]}, "include.0"),
         ({"truncation": "auto"}, "truncation"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

@@ -21,6 +21,7 @@ _NAMES = {
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
+    "image_url": "image",
 }
 _BLOCKS_OF = {
     "user": ("text", "image", "tool_result"),

@@ -22,6 +22,7 @@ _NAMES = {
     "response_format.json_schema": "text.format.schema",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "image_url": "input_image",
 }
 
 
@@ -223,6 +224,11 @@ def _say(turn: dict[str, Any], kind: str, item: dict[str, Any], where: str) -> N
         turn["content"] = _text(item.get("content"), f"{where}.content")
     elif kind == "reasoning":
         parts = item.get("content") or []
+        if item.get("encrypted_content") and not parts:
+            raise VLLMValidationError(
+                "reasoning that another server has encrypted cannot be read here: leave it out, or give its content",
+                parameter=f"{where}.encrypted_content",
+            )
         turn["reasoning"] = turn.get("reasoning", "") + "".join(
             str(part.get("text", "")) for part in parts if isinstance(part, dict)
         )

@@ -12,6 +12,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 PYTEST_ARGS ?=
 # Most of a run is waiting for processes to start. A file stays with one worker, which shares its servers.
+# What is made from sets must have the same order in both.
 PYTEST_WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: run test check sanitize clean
@@ -21,7 +22,7 @@ run: $(VENV)/run.stamp
 
 test: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py
-	$(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	PYTHONHASHSEED=0 $(BIN)/python -m pytest $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 check: $(VENV)/test.stamp
 	$(BIN)/python tools/check.py

@@ -7,7 +7,7 @@ The bias is handed out instead of added with `skip_bias_add`. Weights are [outpu
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -138,6 +138,19 @@ class LinearBase(PluggableLayer):
         return f"in={self.input_size}, out={self.output_size}, bias={self.bias is not None}, tp_size={self.tp_size}"
 
 
+class Part(NamedTuple):
+    """One of several layers that are fused along the output.
+
+    start, size  where this rank's outputs of it stand in the parameter    outputs  those of all ranks
+    rank         which of the pieces of `size` outputs this rank has
+    """
+
+    start: int
+    size: int
+    outputs: int
+    rank: int
+
+
 @PluggableLayer.register("replicated_linear")
 class ReplicatedLinear(LinearBase):
     """A linear layer that every rank computes whole."""
@@ -256,12 +269,42 @@ class ColumnParallelLinear(LinearBase):
         return self._result(output)
 
 
-class MergedColumnParallelLinear(ColumnParallelLinear):
+class FusedColumnParallelLinear(ColumnParallelLinear):
     """Several column-parallel layers over the same input, fused along the output.
 
-    A part is loaded by its index (`loaded_shard_id`); several at once, or all of them when the
-    checkpoint holds them fused, by a tuple of indices or None.
+    A part is loaded by its id (`loaded_shard_id`); several at once, or all of them when the checkpoint
+    holds them fused, by a tuple of ids or None.
     """
+
+    @abstractmethod
+    def parts(self) -> dict[Any, Part]:
+        """Id -> part, in the order in which they are fused."""
+
+    def weight_loader(self, param: nn.Parameter, loaded_weight: torch.Tensor, loaded_shard_id: Any = None) -> None:
+        """Copy this rank's outputs of one part, several parts or all parts."""
+        dim = getattr(param, "output_dim", None)
+        if dim is None:
+            default_weight_loader(param, loaded_weight)
+            return
+        parts = self.parts()
+        ids = loaded_shard_id if isinstance(loaded_shard_id, tuple) else (loaded_shard_id,)
+        loaded = list(parts.values()) if loaded_shard_id is None else [parts[part] for part in ids]
+        check_size(loaded_weight, dim, sum(part.outputs for part in loaded))
+        first = 0
+        for part in loaded:
+            target = param.data.narrow(dim, part.start, part.size)
+            own = loaded_weight.narrow(dim, first, part.outputs)
+            default_weight_loader(target, shard_of(own, dim, part.size, part.rank))
+            first += part.outputs
+
+    def _one_part(self, loaded_shard_id: Any) -> Part:
+        if loaded_shard_id is None or isinstance(loaded_shard_id, tuple):
+            raise ValueError("parts of a quantised layer are loaded one by one")
+        return self.parts()[loaded_shard_id]
+
+
+class MergedColumnParallelLinear(FusedColumnParallelLinear):
+    """Layers fused along the output, whose parts are loaded by index."""
 
     def __init__(
         self,
@@ -294,49 +337,29 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     def _partition_sizes(self) -> list[int]:
         return [divide(size, self.tp_size) for size in self.output_sizes]
 
-    def weight_loader(
-        self,
-        param: nn.Parameter,
-        loaded_weight: torch.Tensor,
-        loaded_shard_id: int | tuple[int, ...] | None = None,
-    ) -> None:
-        """Copy this rank's outputs of one part, several parts or all parts."""
-        dim = getattr(param, "output_dim", None)
-        if dim is None:
-            default_weight_loader(param, loaded_weight)
-            return
-        if isinstance(loaded_shard_id, int):
-            self._load_part(param, loaded_weight, dim, loaded_shard_id)
-            return
-        parts = range(len(self.output_sizes)) if loaded_shard_id is None else loaded_shard_id
-        check_size(loaded_weight, dim, sum(self.output_sizes[part] for part in parts))
-        start = 0
-        for part in parts:
-            self._load_part(param, loaded_weight.narrow(dim, start, self.output_sizes[part]), dim, part)
-            start += self.output_sizes[part]
-
-    def _load_part(self, param: nn.Parameter, loaded_weight: torch.Tensor, dim: int, part: int) -> None:
-        size = self.output_partition_sizes[part]
-        check_size(loaded_weight, dim, self.output_sizes[part])
-        target = param.data.narrow(dim, sum(self.output_partition_sizes[:part]), size)
-        default_weight_loader(target, shard_of(loaded_weight, dim, size, self.tp_rank))
+    def parts(self) -> dict[Any, Part]:
+        """Id -> part, in the order in which they are fused."""
+        sizes = self.output_partition_sizes
+        return {
+            part: Part(sum(sizes[:part]), size, outputs, self.tp_rank)
+            for part, (size, outputs) in enumerate(zip(sizes, self.output_sizes, strict=True))
+        }
 
     def weight_loader_v2(
         self, param: Any, loaded_weight: torch.Tensor, loaded_shard_id: int | tuple[int, ...] | None = None
     ) -> None:
         """Let the parameter take this rank's outputs of one part."""
-        if not isinstance(loaded_shard_id, int):
-            raise ValueError("parts of a quantised layer are loaded one by one")
+        part = self._one_part(loaded_shard_id)
         param.load_merged_column_weight(
             loaded_weight=loaded_weight,
             shard_id=loaded_shard_id,
-            shard_offset=sum(self.output_partition_sizes[:loaded_shard_id]),
-            shard_size=self.output_partition_sizes[loaded_shard_id],
+            shard_offset=part.start,
+            shard_size=part.size,
             tp_rank=self.tp_rank,
         )
 
 
-class QKVParallelLinear(ColumnParallelLinear):
+class QKVParallelLinear(FusedColumnParallelLinear):
     """The query, key and value projections of attention, fused and split over the ranks by head.
 
     With more ranks than key/value heads each of these heads is held by several ranks. Parts are
@@ -390,53 +413,25 @@ class QKVParallelLinear(ColumnParallelLinear):
     def _partition_sizes(self) -> list[int]:
         return [self.q_proj_shard_size, self.kv_proj_shard_size, self.v_proj_shard_size]
 
-    def _parts(self) -> dict[str, tuple[int, int, int]]:
-        """Part -> where it starts and how long it is in the parameter, and its outputs in the checkpoint."""
+    def parts(self) -> dict[Any, Part]:
+        """Id -> part, in the order in which they are fused."""
         q, k, v = self.output_partition_sizes
+        kv_rank = self.tp_rank // self.num_kv_head_replicas
         return {
-            "q": (0, q, self.total_num_heads * self.head_size),
-            "k": (q, k, self.total_num_kv_heads * self.head_size),
-            "v": (q + k, v, self.total_num_kv_heads * self.v_head_size),
+            "q": Part(0, q, self.total_num_heads * self.head_size, self.tp_rank),
+            "k": Part(q, k, self.total_num_kv_heads * self.head_size, kv_rank),
+            "v": Part(q + k, v, self.total_num_kv_heads * self.v_head_size, kv_rank),
         }
-
-    def _rank_of(self, part: str) -> int:
-        return self.tp_rank if part == "q" else self.tp_rank // self.num_kv_head_replicas
-
-    def weight_loader(
-        self, param: nn.Parameter, loaded_weight: torch.Tensor, loaded_shard_id: str | None = None
-    ) -> None:
-        """Copy this rank's heads of the queries, the keys or the values, or of all three."""
-        dim = getattr(param, "output_dim", None)
-        if dim is None:
-            default_weight_loader(param, loaded_weight)
-            return
-        parts = self._parts()
-        if loaded_shard_id is not None:
-            self._load_part(param, loaded_weight, dim, loaded_shard_id)
-            return
-        check_size(loaded_weight, dim, sum(size for _, _, size in parts.values()))
-        start = 0
-        for part, (_, _, size) in parts.items():
-            self._load_part(param, loaded_weight.narrow(dim, start, size), dim, part)
-            start += size
-
-    def _load_part(self, param: nn.Parameter, loaded_weight: torch.Tensor, dim: int, part: str) -> None:
-        start, size, outputs = self._parts()[part]
-        check_size(loaded_weight, dim, outputs)
-        target = param.data.narrow(dim, start, size)
-        default_weight_loader(target, shard_of(loaded_weight, dim, size, self._rank_of(part)))
 
     def weight_loader_v2(self, param: Any, loaded_weight: torch.Tensor, loaded_shard_id: str | None = None) -> None:
         """Let the parameter take this rank's heads of one part."""
-        if loaded_shard_id is None:
-            raise ValueError("parts of a quantised layer are loaded one by one")
-        start, size, _ = self._parts()[loaded_shard_id]
+        part = self._one_part(loaded_shard_id)
         param.load_qkv_weight(
             loaded_weight=loaded_weight,
             num_heads=self.num_kv_head_replicas,
             shard_id=loaded_shard_id,
-            shard_offset=start,
-            shard_size=size,
+            shard_offset=part.start,
+            shard_size=part.size,
             tp_rank=self.tp_rank,
         )
 

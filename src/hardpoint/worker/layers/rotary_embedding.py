@@ -121,8 +121,8 @@ class RotaryEmbedding(RotaryEmbeddingBase):
     """The plain form."""
 
 
-class LinearScalingRotaryEmbedding(RotaryEmbedding):
-    """Positions divided by a factor."""
+class StretchedRotaryEmbedding(RotaryEmbedding):
+    """Serves a factor more positions than the model was trained with."""
 
     def __init__(
         self,
@@ -137,39 +137,27 @@ class LinearScalingRotaryEmbedding(RotaryEmbedding):
         self.scaling_factor = scaling_factor
         super().__init__(head_size, rotary_dim, max_position_embeddings, base, is_neox_style, dtype)
 
-    def _compute_inv_freq(self, base: float) -> torch.Tensor:
-        return super()._compute_inv_freq(base) / self.scaling_factor
-
     def _positions(self) -> torch.Tensor:
         return torch.arange(int(self.max_position_embeddings * self.scaling_factor), dtype=torch.float32)
 
 
-class DynamicNTKScalingRotaryEmbedding(RotaryEmbedding):
+class LinearScalingRotaryEmbedding(StretchedRotaryEmbedding):
+    """Positions divided by a factor."""
+
+    def _compute_inv_freq(self, base: float) -> torch.Tensor:
+        return super()._compute_inv_freq(base) / self.scaling_factor
+
+
+class DynamicNTKScalingRotaryEmbedding(StretchedRotaryEmbedding):
     """A larger base: the one of the longest context, whatever a request's length.
 
     A base that grew with a request would not fit the keys that are cached already.
     """
 
-    def __init__(
-        self,
-        head_size: int,
-        rotary_dim: int,
-        max_position_embeddings: int,
-        base: float,
-        is_neox_style: bool,
-        scaling_factor: float,
-        dtype: torch.dtype,
-    ) -> None:
-        self.scaling_factor = scaling_factor
-        super().__init__(head_size, rotary_dim, max_position_embeddings, base, is_neox_style, dtype)
-
     def _compute_inv_freq(self, base: float) -> torch.Tensor:
         # At the longest context, factor * length / original length is the factor squared.
         stretch = self.scaling_factor**2 - (self.scaling_factor - 1)
         return super()._compute_inv_freq(base * stretch ** (self.rotary_dim / (self.rotary_dim - 2)))
-
-    def _positions(self) -> torch.Tensor:
-        return torch.arange(int(self.max_position_embeddings * self.scaling_factor), dtype=torch.float32)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):

@@ -12,8 +12,9 @@ from torch import nn
 from hardpoint.errors import ModelFileError
 from hardpoint.worker.layers.linear import (
     ColumnParallelLinear,
+    FusedColumnParallelLinear,
     LinearBase,
-    MergedColumnParallelLinear,
+    Part,
     QKVParallelLinear,
     RowParallelLinear,
 )
@@ -63,22 +64,16 @@ class Target:
         """Outputs over all ranks."""
         if self.kind != LINEAR:
             return self.layer.org_vocab_size if self.kind == HEAD else self.layer.embedding_dim
-        return sum(size for size, _, _, _ in self._segments())
+        return sum(part.outputs for part in self._segments())
 
-    def _segments(self) -> list[tuple[int, int, int, int]]:
-        """Of each fused part: outputs over all ranks, where it starts and its size here, and whose share this is."""
+    def _segments(self) -> list[Part]:
         layer = self.layer
-        if isinstance(layer, QKVParallelLinear):
-            own = layer._parts()
-            chosen = _QKV if self.part is None else (self.part,)
-            return [(own[one][2], own[one][0], own[one][1], layer._rank_of(one)) for one in chosen]
-        if isinstance(layer, MergedColumnParallelLinear):
-            sizes = layer.output_partition_sizes
-            parts = range(len(sizes)) if self.part is None else (self.part,)
-            return [(layer.output_sizes[one], sum(sizes[:one]), sizes[one], layer.tp_rank) for one in parts]
+        if isinstance(layer, FusedColumnParallelLinear):
+            parts = layer.parts()
+            return list(parts.values()) if self.part is None else [parts[self.part]]
         if isinstance(layer, ColumnParallelLinear):
-            return [(layer.output_size, 0, layer.output_size_per_partition, layer.tp_rank)]
-        return [(layer.output_size, 0, layer.output_size, 0)]
+            return [Part(0, layer.output_size_per_partition, layer.output_size, layer.tp_rank)]
+        return [Part(0, layer.output_size, layer.output_size, 0)]
 
     def updates(self, first: torch.Tensor, second: torch.Tensor, scale: float) -> list[Update]:
         """Cut a pair [rank, inputs], [outputs, rank] to this rank."""
@@ -95,10 +90,11 @@ class Target:
         if isinstance(self.layer, RowParallelLinear):
             first = shard_of(first, 1, self.layer.input_size_per_partition, self.layer.tp_rank)
         updates, row = [], 0
-        for size, start, here, rank in self._segments():
-            whole = second.narrow(0, row, size)
-            updates.append(Update(first, whole if here == size else shard_of(whole, 0, here, rank), start))
-            row += size
+        for part in self._segments():
+            whole = second.narrow(0, row, part.outputs)
+            own = whole if part.size == part.outputs else shard_of(whole, 0, part.size, part.rank)
+            updates.append(Update(first, own, part.start))
+            row += part.outputs
         return updates
 
 

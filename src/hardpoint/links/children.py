@@ -35,7 +35,7 @@ import msgspec
 from hardpoint.errors import StartError
 from hardpoint.links.channel import Channel, ChannelClosed
 from hardpoint.links.codec import Decoder, Encoder
-from hardpoint.links.strays import end_strays
+from hardpoint.links.strays import end_orphaned_strays
 from hardpoint.log import init_logger
 from hardpoint.types.messages import ChildStart, Hello, Inspected, Ready, StartFailed
 
@@ -312,7 +312,7 @@ def attach(argv: Sequence[str], parser: argparse.ArgumentParser | None = None) -
     link = ParentLink(Channel.from_fd(options.link_fd), options.parent, options.index, options)
     if options.folder is not None:
         link.on_parent_death(lambda: shutil.rmtree(options.folder, ignore_errors=True))
-    link.on_parent_death(end_strays)
+    link.on_parent_death(end_orphaned_strays)
     link.watch(options.life_fd)
     try:
         frame = link.channel.receive()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 _VARIABLE = "HARDPOINT_RUN_ID"
 _GRACE_S = 1.0
+# A dying process closes its pipes a moment before it counts as dead.
+_DYING_S = 0.3
 
 
 _marked_by: dict[int, str] = {}
@@ -28,7 +30,7 @@ def mark_run() -> str:
     """
     pid = os.getpid()
     if pid not in _marked_by:
-        _marked_by[pid] = secrets.token_hex(8)
+        _marked_by[pid] = f"{pid}.{_start_of(pid)}.{secrets.token_hex(8)}"
         atexit.register(_end_at_exit, pid)
     os.environ[_VARIABLE] = _marked_by[pid]
     return _marked_by[pid]
@@ -56,6 +58,30 @@ def end_strays() -> int:
         left = left & _marked(mark)
     _signal(left, signal.SIGKILL)
     return len(found)
+
+
+def end_orphaned_strays() -> int:
+    """`end_strays` for a child whose parent has died: only if the server that set the mark has died too.
+
+    Else that server is there to end what is left. It may have other children that are as they should be, and it
+    must find out itself which of its processes ended, and how.
+    """
+    pid, started = (os.environ.get(_VARIABLE, "").split(".") + [""])[:2]
+    deadline = time.monotonic() + _DYING_S
+    while pid.isdigit() and _start_of(int(pid)) == started:
+        if time.monotonic() >= deadline:
+            return 0
+        time.sleep(0.01)
+    return end_strays()
+
+
+def _start_of(pid: int) -> str:
+    """When a process was started, in ticks, so that another one with its pid is told apart; empty for a dead one."""
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if facts[0] in "ZX" else facts[19]
 
 
 def _marked(mark: str) -> set[int]:

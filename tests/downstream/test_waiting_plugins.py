@@ -7,12 +7,13 @@ waits for and for nothing else, so that it turns red when the part lands and the
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from downstream_packages import folder_of
+from downstream_packages import NEEDS, folder_of
 
 from hardpoint.compat.rows import CONNECTORS, MAMBA
 
@@ -115,3 +116,13 @@ def test_simulst_registers_its_speech_model():
     if "does not provide HYV3ForCausalLM" in done.stderr:
         raise StillMissing(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
+
+
+def test_the_page_says_which_run_and_which_wait():
+    here = Path(__file__)
+    page = (here.parents[2] / "docs" / "compatibility.md").read_text()
+    rows, waiting = page.partition("## Published plugins")[2].split("Others wait")
+    files = {file: set(re.findall(r'"([\w.-]+==[\w.]+)', file.read_text())) for file in here.parent.glob("test_*.py")}
+    used = set().union(*(names for file, names in files.items() if file != here))
+    assert {name for name in NEEDS if f"| {name.replace('==', ' ')} |" in rows} == used
+    assert {name for name in NEEDS if name.partition("==")[0] in waiting} == files[here]

@@ -79,10 +79,12 @@ def test_what_a_worker_raises_reaches_the_caller(ranks):
         ranks.collective_rpc("no_such_method")
 
 
-def test_more_workers_than_there_is_room_for_are_refused(cluster, tiny_llama, monkeypatch):
+def test_more_workers_than_there_is_room_for_are_refused_and_hold_no_place(ranks, tiny_llama, monkeypatch):
     monkeypatch.setattr("hardpoint.engine_core.executors.ray_actors._PLACING_S", 0.5)
     with pytest.raises(ConfigError, match=r"no room for 4 workers of \{'CPU': 1.0\}"):
         make_core(tiny_llama, tensor_parallel_size=4, distributed_executor_backend="ray")
+    groups = ranks.model_executor._ray.util.placement_group_table().values()
+    assert sorted(group["state"] for group in groups) == ["CREATED", "REMOVED"]
 
 
 def test_a_worker_that_dies_is_reported_and_the_others_end(ranks):

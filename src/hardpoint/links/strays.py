@@ -66,7 +66,8 @@ def end_orphaned_strays() -> int:
     Else that server is there to end what is left. It may have other children that are as they should be, and it
     must find out itself which of its processes ended, and how.
     """
-    pid, started = (os.environ.get(_VARIABLE, "").split(".") + [""])[:2]
+    pid, _, rest = os.environ.get(_VARIABLE, "").partition(".")
+    started = rest.partition(".")[0]
     deadline = time.monotonic() + _DYING_S
     while pid.isdigit() and _start_of(int(pid)) == started:
         if time.monotonic() >= deadline:

@@ -92,8 +92,9 @@ class RayExecutor(RemoteExecutor):
 
     def _start_workers(self) -> None:
         self._connect()
-        self._group = self._place()
-        self._actors = [self._make_actor(rank) for rank in range(self.parallel_config.world_size)]
+        self._place()
+        for rank in range(self.parallel_config.world_size):
+            self._actors.append(self._make_actor(rank))
         places = self._ray.get([actor.place.remote() for actor in self._actors])
         host = envs.VLLM_HOST_IP or places[0][1]
         address = self._ray.get(self._actors[0].free_address.remote(host))
@@ -119,18 +120,17 @@ class RayExecutor(RemoteExecutor):
             ) from error
         self._connected = True
 
-    def _place(self) -> Any:
+    def _place(self) -> None:
+        """Reserve the places of all ranks; whatever stops this start gives them back with the workers."""
         bundle = self._bundle()
-        group = self._ray.util.placement_group([bundle] * self.parallel_config.world_size, strategy="PACK")
-        if not group.wait(_PLACING_S):
-            self._ray.util.remove_placement_group(group)
+        self._group = self._ray.util.placement_group([bundle] * self.parallel_config.world_size, strategy="PACK")
+        if not self._group.wait(_PLACING_S):
             there = {name: amount for name, amount in self._ray.cluster_resources().items() if name in bundle}
             raise ConfigError(
                 f"Ray has no room for {self.parallel_config.world_size} workers of {bundle}; it has {there}",
                 code="ray-resources",
                 fix="add nodes, or ask for fewer ranks (--cpu-threads sets how many CPUs a rank takes)",
             )
-        return group
 
     def _bundle(self) -> dict[str, float]:
         """What one rank takes: a device, or the processors that it computes on."""
@@ -172,10 +172,13 @@ class RayExecutor(RemoteExecutor):
             actor.wait_for_end.options(concurrency_group="watch").remote(): rank
             for rank, actor in enumerate(self._actors)
         }
-        done, _ = self._ray.wait(list(ends), num_returns=1)
+        done: list[Any] = []
         try:
+            done, _ = self._ray.wait(list(ends), num_returns=1)
             self._ray.get(done[0])
         except Exception as error:
+            if not done:
+                return  # We have let go of the cluster.
             cause = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self._worker_ended(f"worker {ends[done[0]]} on Ray has ended: {cause}")
 

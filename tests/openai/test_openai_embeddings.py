@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ import pytest
 
 import openai
 from hardpoint.config import catalogue
+from hardpoint.front_end.server.protocol.pooling import (
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from hardpoint.testing import RunningServer, project_plugin
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plugins" / "io_processors"
 TEXTS = ["A cat sits on the mat.", "The kitten is sitting on a rug.", "Share prices fell on Monday."]
-TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }}{{ '.' if dot }} {% endfor %}"
+    "{{ 'loud' if loud }}{{ 'go' if add_generation_prompt }}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +198,88 @@ def test_what_cannot_be_done_is_a_400_with_the_reason(served, path, body, words)
     answer = served.post(path, body)
     assert answer.status == 400, answer.body
     assert words in answer.body["error"]["message"]
+    assert answer.body["error"]["param"].split(".")[0] in MODELS[path].model_fields
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": "mat " * 600}, "input"),
+        ("/v1/embeddings", {"messages": [{"role": "user", "content": "mat " * 600}]}, "messages"),
+        ("/pooling", {"input": [99999999]}, "input"),
+        ("/score", {"text_1": "a", "text_2": "mat " * 600}, "text_2"),
+        ("/score", {"queries": ["a", "b"], "items": ["a", "b", "c"]}, "queries"),
+        ("/rerank", {"query": "a", "documents": ["mat " * 600]}, "documents"),
+        ("/v1/embeddings", {"input": "a", "embed_dtype": "float16"}, "embed_dtype"),
+        ("/v1/embeddings", {"input": "a", "endianness": "big"}, "endianness"),
+        ("/pooling", {"data": {"texts": ["a"]}, "dimensions": 8}, "dimensions"),
+    ],
+)
+def test_a_refusal_names_the_clients_field(served, path, body, param):
+    answer = served.post(path, body)
+    assert (answer.status, answer.body["error"]["param"]) == (400, param), answer.body
+
+
+# Field -> a value that is not the default, and what the request needs beside it.
+COMMON: dict[str, Any] = {
+    "model": ("nobody", {}), "user": ("u", {}), "truncate_prompt_tokens": (2, {}), "truncation_side":
+    ("left", {"truncate_prompt_tokens": 3}), "padding": ("max_length", {}), "request_id": ("other", {}),
+    "priority": (1, {}), "mm_processor_kwargs": ({"a": 1}, {}), "use_activation": (False, {}),
+}  # fmt: skip
+CHAT = {"messages": [{"role": "user", "content": "A cat"}], "input": None}
+INPUTS: dict[str, Any] = {
+    **COMMON,
+    "input": ("A dog", {}), "add_special_tokens": (False, {}),
+    "messages": ([{"role": "user", "content": "A dog"}], CHAT),
+    "add_generation_prompt": (True, CHAT), "chat_template": ("x", CHAT),
+    "continue_final_message": (True, {**CHAT, "chat_template_kwargs": {"dot": True}}),
+    "chat_template_kwargs": ({"loud": True}, CHAT), "media_io_kwargs": ({"image": {}}, {}),
+    "encoding_format": ("base64", {}), "embed_dtype": ("float16", {"encoding_format": "base64"}),
+    "endianness": ("big", {"encoding_format": "base64"}), "dimensions": (8, {}),
+}  # fmt: skip
+PAIRS: dict[str, Any] = {
+    **COMMON,
+    "max_tokens_per_query": (1, {}), "max_tokens_per_doc": (1, {}), "instruction": ("x", {}),
+    "chat_template_kwargs": ({"a": 1}, {}),
+}  # fmt: skip
+_NAMES = ("data_1", "data_2", "queries", "documents", "items", "text_1", "text_2")
+BODIES: dict[str, Any] = {
+    "/v1/embeddings": ({"input": "A cat sits here"}, INPUTS),
+    "/pooling": ({"input": "A cat sits here"}, {**INPUTS, "task": ("token_embed", {}), "data": ({"texts": ["a"]}, {})}),
+    "/score": ({"text_1": "A cat sits", "text_2": "A dog"}, {**PAIRS, **{name: ("a bird", {}) for name in _NAMES}}),
+    "/rerank": (
+        {"query": "A cat sits", "documents": ["A dog runs", "A cat"]},
+        {**PAIRS, "query": ("a bird", {}), "documents": (["a", "b"], {}), "top_n": (1, {})},
+    ),
+}
+MODELS = {
+    "/v1/embeddings": EmbeddingRequest, "/pooling": PoolingRequest, "/score": ScoreRequest, "/rerank": RerankRequest,
+}  # fmt: skip
+# What no answer shows: it keeps cached prefixes apart.
+UNSEEN = {"cache_salt"}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_field_has_an_effect_or_is_refused_or_documented(served, path):
+    base, probes = BODIES[path]
+    assert set(probes) == set(MODELS[path].model_fields) - UNSEEN
+
+    def seen(body: dict[str, Any]) -> Any:
+        answer = served.post(path, {"request_id": "fixed", **body})
+        shown = answer.body if isinstance(answer.body, str) else json.dumps(answer.body)
+        return answer.status, re.sub(r'"created": \d+', "", shown)
+
+    silent = []
+    for name, (value, beside) in probes.items():
+        body = {key: one for key, one in {**base, **beside}.items() if one is not None}
+        without, (status, shown) = seen(body), seen({**body, name: value})
+        assert without[0] == 200, (name, without)
+        if status != 200:
+            assert status in (400, 404), (name, shown)
+            assert name in shown, f"{name} is refused in other words: {shown}"
+        elif ((status, shown) == without) != (name in MODELS[path].rules.without_effect):
+            silent.append(name)
+    assert not silent, silent
 
 
 def test_what_the_model_cannot_do_is_said(served):

@@ -161,7 +161,7 @@ def _dotted(location: Sequence[Any]) -> str | None:
 
 
 def problems_of(error: RequestValidationError | pydantic.ValidationError) -> list[tuple[str | None, str]]:
-    """What a body was refused for: where, as a dotted path, and the reason, for a value of several kinds all of them."""
+    """What a body was refused for: where, as a dotted path, and the reason; of several kinds of value all."""
     found: dict[str | None, list[str]] = {}
     for problem in error.errors():
         cause = (problem.get("ctx") or {}).get("error")

@@ -211,6 +211,7 @@ COMPARISON = FieldRules(
     ),
     POOLING.without_effect,
 )
+UNLOAD_ADAPTER = FieldRules(without_effect={"lora_int_id": "adapters are known by their names"})
 # fmt: on
 
 

@@ -258,3 +258,10 @@ def test_modules_that_cannot_be_read_are_refused(word, said):
 def test_modules_need_adapters_to_be_on():
     with pytest.raises(ConfigError, match="--lora-modules needs"):
         ServerSettings(lora_modules=["a=b"])._check()
+
+
+@pytest.mark.parametrize("name", ["a\nERROR forged", "a" * 513, "\u202eevil"], ids=["line", "long", "turned"])
+def test_names_that_cannot_be_shown_are_refused(folder, name):
+    status, kind, text = refusal(served().load(name, str(folder), False))
+    assert (status, kind) == (400, "InvalidUserInput")
+    assert "lora_name must have at most 512 printable characters" in text

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hardpoint.front_end.server.protocol.base import RequestBody
+from hardpoint.front_end.server.refusals import UNLOAD_ADAPTER, FieldRules
 
 
 class LoadLoRAAdapterRequest(RequestBody):
@@ -15,7 +18,9 @@ class LoadLoRAAdapterRequest(RequestBody):
 
 
 class UnloadLoRAAdapterRequest(RequestBody):
-    """Serve an adapter no more; `lora_int_id` is ignored, as in vLLM."""
+    """Serve an adapter no more."""
+
+    rules: ClassVar[FieldRules] = UNLOAD_ADAPTER
 
     lora_name: str = ""
     lora_int_id: int | None = None

@@ -148,6 +148,11 @@ class InputRequest(PoolingRequestBase, CompletionRequestMixin, ChatRequestMixin)
             )
         return self
 
+    @property
+    def prompt_field(self) -> str:
+        """What the client calls its prompts."""
+        return "input" if self.input is not None else "messages"
+
     def conversations(self) -> list[list[dict[str, Any]]] | None:
         """The conversations; None for a request with texts or ids."""
         given: Any = self.messages
@@ -166,9 +171,27 @@ class InputRequest(PoolingRequestBase, CompletionRequestMixin, ChatRequestMixin)
 class EncodedRequest(InputRequest, EmbedRequestMixin):
     """Inputs to run, and how to write what comes of them."""
 
+    @model_validator(mode="after")
+    def _written_as_bytes(self) -> EncodedRequest:
+        if self.encoding_format == "float":
+            for name, plain in (("embed_dtype", "float32"), ("endianness", "native")):
+                if getattr(self, name) != plain:
+                    raise VLLMValidationError(
+                        f"{name} is for vectors written as bytes: use encoding_format base64, bytes or bytes_only",
+                        parameter=name,
+                    )
+        return self
+
 
 class EmbeddingRequest(EncodedRequest):
     """A request for embeddings."""
+
+
+_OF_INPUTS = {
+    "truncate_prompt_tokens", "truncation_side", "add_special_tokens", "use_activation", "dimensions", "cache_salt",
+    "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "encoding_format",
+    "embed_dtype", "endianness",
+}  # fmt: skip
 
 
 class PoolingRequest(EncodedRequest):
@@ -185,7 +208,15 @@ class PoolingRequest(EncodedRequest):
             raise VLLMValidationError("give one of input, messages and data", parameter=given[1] if given else "input")
         if self.data is not None and self.task not in (None, "plugin"):
             raise VLLMValidationError(f"data is for the task plugin, not {self.task!r}", parameter="task")
+        if self.data is not None:
+            self._refuse_beside_data()
         return self
+
+    def _refuse_beside_data(self) -> None:
+        """What is said of inputs and of their answers is for the IO processor to decide."""
+        for name in sorted(self.model_fields_set & _OF_INPUTS):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise VLLMValidationError(f"{name} has no effect beside data", parameter=name)
 
 
 class ClassificationRequest(InputRequest):
@@ -241,8 +272,13 @@ class ScoreRequest(ComparisonRequest):
 
     def sides(self) -> tuple[list[str], list[str]]:
         """The texts of both sides."""
-        pair = next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
-        return getattr(self, pair[0]), getattr(self, pair[1])
+        first, second = self.side_names
+        return getattr(self, first), getattr(self, second)
+
+    @property
+    def side_names(self) -> tuple[str, str]:
+        """What the client calls them."""
+        return next(pair for pair in _SIDES if all(getattr(self, name) is not None for name in pair))
 
 
 class RerankRequest(ComparisonRequest):
@@ -250,6 +286,7 @@ class RerankRequest(ComparisonRequest):
 
     query: str
     documents: Texts
+    side_names: ClassVar[tuple[str, str]] = ("query", "documents")
     top_n: Annotated[int, Field(ge=0)] = 0
 
 

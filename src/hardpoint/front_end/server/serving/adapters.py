@@ -63,6 +63,8 @@ class ServedAdapters:
             raise _bad("this server was started without --enable-lora", "lora_name")
         if not name or not path:
             raise _bad("Both 'lora_name' and 'lora_path' must be provided.", "lora_path" if name else "lora_name")
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise _bad(f"lora_name must have at most {_LONGEST_NAME} printable characters", "lora_name")
         if name in self._base_names:
             raise _bad(f"The name '{name}' is the base model's.", "lora_name")
         async with self._changing.setdefault(name, asyncio.Lock()):

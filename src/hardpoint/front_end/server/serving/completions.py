@@ -133,16 +133,8 @@ class CompletionService:
         yield DONE
 
     def _chunk(self, job: Job, choices: list[dict[str, Any]], finish_reason: str | None) -> dict[str, Any]:
-        chunk: dict[str, Any] = {
-            "id": job.request_id,
-            "object": "text_completion",
-            "created": job.created,
-            "model": job.model_name,
-            "choices": choices,
-        }
-        if finish_reason is not None and self._context.fingerprint is not None:
-            chunk["system_fingerprint"] = self._context.fingerprint
-        return chunk
+        fingerprint = None if finish_reason is None else self._context.fingerprint
+        return job.chunk("text_completion", choices, fingerprint)
 
 
 @dataclass

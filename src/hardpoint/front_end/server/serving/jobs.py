@@ -98,6 +98,19 @@ class Job:
     lora_request: LoRARequest | None = None
     names: FieldNames = field(default_factory=FieldNames)
 
+    def chunk(self, kind: str, choices: list[dict[str, Any]], fingerprint: str | None) -> dict[str, Any]:
+        """An event of a stream. kind  its `object`    fingerprint  the server's, where it is to be told"""
+        chunk: dict[str, Any] = {
+            "id": self.request_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model_name,
+            "choices": choices,
+        }
+        if fingerprint is not None:
+            chunk["system_fingerprint"] = fingerprint
+        return chunk
+
     @classmethod
     def make(
         cls,

@@ -15,6 +15,7 @@ from hardpoint.errors import VLLMValidationError
 from hardpoint.front_end.io_processors import BesideTheLoop, get_io_processor
 from hardpoint.front_end.pair_scores import CROSS, LATE, Pairing, compare, how_to_score, pair_params, pair_prompt
 from hardpoint.front_end.prompts import TokenPrompt
+from hardpoint.front_end.server.field_names import FieldNames
 from hardpoint.front_end.server.protocol.base import RequestResponseMetadata, UsageInfo
 from hardpoint.front_end.server.protocol.pooling import (
     ClassificationData,
@@ -139,8 +140,10 @@ class PoolingService:
 
     async def score(self, request: ScoreRequest, http: Request) -> ScoreResponse:
         """/score."""
-        first, second = request.sides()
-        job, scores, usage = await self._scores(request, http, "embd", Pairing(first, second))
+        first, second = request.side_names
+        with FieldNames({"data_1": first, "data_2": second}).told():
+            pairing = Pairing(*request.sides())
+        job, scores, usage = await self._scores(request, http, "embd", pairing)
         data = [ScoreData(index=index, score=score) for index, score in enumerate(scores)]
         return ScoreResponse(id=job.request_id, model=job.model_name, data=data, usage=usage)
 
@@ -164,6 +167,19 @@ class PoolingService:
         self, request: InputRequest, http: Request, prefix: str, task: str | None, dimensions: int | None = None
     ) -> tuple[_Job, list[PoolingRequestOutput[Any]]]:
         model_name = await self._context.find_model(request.model)
+        names = {"prompt": request.prompt_field, **({} if hasattr(request, "task") else {"task": "model"})}
+        with FieldNames(names).told():
+            return await self._checked_inputs(request, http, prefix, model_name, task, dimensions)
+
+    async def _checked_inputs(
+        self,
+        request: InputRequest,
+        http: Request,
+        prefix: str,
+        model_name: str,
+        task: str | None,
+        dimensions: int | None,
+    ) -> tuple[_Job, list[PoolingRequestOutput[Any]]]:
         refuse_unsupported(request)
         self._check_task(task)
         params = PoolingParams(task=task, use_activation=request.use_activation, dimensions=dimensions)
@@ -248,9 +264,16 @@ class PoolingService:
     # Scores.
 
     async def _scores(
-        self, request: ComparisonRequest, http: Request, prefix: str, pairing: Pairing
+        self, request: ScoreRequest | RerankRequest, http: Request, prefix: str, pairing: Pairing
     ) -> tuple[_Job, list[float], UsageInfo]:
+        first, second = request.side_names
         model_name = await self._context.find_model(request.model)
+        with FieldNames({"prompt": second, "data_1": first, "task": "model"}).told():
+            return await self._compared(request, http, prefix, model_name, pairing)
+
+    async def _compared(
+        self, request: ComparisonRequest, http: Request, prefix: str, model_name: str, pairing: Pairing
+    ) -> tuple[_Job, list[float], UsageInfo]:
         refuse_unsupported(request)
         how = how_to_score(self._context.engine.model_config, self._tasks)
         pairing = await asyncio.to_thread(self._cut, pairing, request)

@@ -104,16 +104,17 @@ def test_the_end_of_an_engine_under_load_is_one_error_in_the_log(ahead):
     ended = []
 
     def read() -> None:
-        ended.append(list(ahead.stream())[-1])
+        ended.append(list(ahead.stream(n=2))[-1])
 
     threads = [threading.Thread(target=read) for _ in range(4)]
+    engine_core = ahead.engine_core  # Found beforehand: looking may take longer than a stream does.
     for thread in threads:
         thread.start()
-    running = 'vllm:num_requests_running{engine="0",model_name="m"} 4.0'
+    running = 'vllm:num_requests_running{engine="0",model_name="m"} 8.0'
     assert wait_until(lambda: running in ahead.http.get("/metrics").text)
-    os.kill(ahead.engine_core, signal.SIGKILL)
+    os.kill(engine_core, signal.SIGKILL)
     for thread in threads:
-        thread.join(20)
+        thread.join()
     assert ["was killed by SIGKILL" in event["error"]["message"] for event in ended] == [True] * 4
     assert ahead.exit_status() == 1
     assert len(ahead.lines("ERROR")) == 1, ahead.log()

@@ -57,10 +57,11 @@ def test_a_killed_front_end_takes_everything_with_it_and_the_port_is_free_again(
 def test_a_killed_engine_core_is_said_at_once_and_ends_the_server(tiny_llama, helper_plugin):
     with ServerProcess(tiny_llama, env=helper_plugin) as server:
         server.wait_ready()
+        engine_core = server.engine_core  # Found beforehand: looking may take longer than a stream does.
         events = server.stream()
         assert next(events)["choices"][0]["text"] is not None
         killed = time.monotonic()
-        os.kill(server.engine_core, signal.SIGKILL)
+        os.kill(engine_core, signal.SIGKILL)
         assert wait_until(lambda: server.health() == 503)
         rest = list(events)
         assert "killed by SIGKILL" in rest[-1]["error"]["message"]
@@ -74,9 +75,9 @@ def test_a_killed_engine_core_is_said_at_once_and_ends_the_server(tiny_llama, he
 def test_a_killed_worker_ends_the_server_and_is_named(tiny_llama, helper_plugin):
     with ServerProcess(tiny_llama, "--distributed-executor-backend", "mp", env=helper_plugin) as server:
         server.wait_ready()
+        [worker] = server.find("hardpoint.processes.worker")
         events = server.stream()
         next(events)
-        [worker] = server.find("hardpoint.processes.worker")
         os.kill(worker, signal.SIGKILL)
         assert wait_until(lambda: server.health() == 503)
         assert "error" in list(events)[-1]

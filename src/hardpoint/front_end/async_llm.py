@@ -19,15 +19,14 @@ from hardpoint.extensions.ledger import ledger
 from hardpoint.front_end.engine_calls import EngineCalls
 from hardpoint.front_end.engine_handle import EngineHandle
 from hardpoint.front_end.engine_process import EngineProcess
-from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
-from hardpoint.front_end.outputs import OutputProcessor, RequestOutputCollector
+from hardpoint.front_end.outputs import RequestOutputCollector
 from hardpoint.front_end.pooling import wait_for_result, with_task
 from hardpoint.front_end.remote_engine import RemoteEngine, is_remote
 from hardpoint.front_end.replicas import EngineClientCore, EngineReplicas, connect, engine_of
 from hardpoint.front_end.request_ends import RequestEnd, logged
-from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
-from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
+from hardpoint.front_end.request_processing import RequestProcessing
+from hardpoint.front_end.sequences import note_ready, sequences, start_stat_loggers
 from hardpoint.front_end.turns import Turn
 from hardpoint.log import init_logger
 from hardpoint.types.lora_request import LoRARequest
@@ -41,7 +40,7 @@ logger = init_logger(__name__)
 _DRAIN_POLL_S = 0.05
 
 
-class AsyncLLM(EngineCalls):
+class AsyncLLM(RequestProcessing, EngineCalls):
     """An engine whose core runs in a process of its own.
 
     The constructor returns once the model can serve; it raises what stopped the start. Use the
@@ -84,7 +83,7 @@ class AsyncLLM(EngineCalls):
         try:
             _refuse_launched_ranks(vllm_config)
             process.begin(vllm_config, executor_class, self.log_stats)
-            self._prepare()  # While the model loads.
+            self.prepare_processing()  # While the model loads.
             self._ready = process.wait_ready()
             note_ready(vllm_config, self._ready)
             self.engine_core = connect(process, client_index)
@@ -102,14 +101,6 @@ class AsyncLLM(EngineCalls):
         self._closed: Exception | None = None
         # The tasks that read outputs hold the client, not this object.
         self._finalizer = weakref.finalize(self, _end, self.engine_core, self.logger_manager)
-
-    def _prepare(self) -> None:
-        self._tokenizer = None if self.model_config.skip_tokenizer_init else get_tokenizer(self.model_config)
-        self.input_processor = InputProcessor(self.vllm_config, self._tokenizer)
-        self.renderer = self.input_processor
-        self.output_processor = OutputProcessor(
-            self._tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
-        )
 
     @classmethod
     def from_vllm_config(
@@ -194,15 +185,6 @@ class AsyncLLM(EngineCalls):
         """That error."""
         return self.engine_core.dead_error or EngineDeadError()
 
-    @property
-    def tokenizer(self) -> TokenizerLike | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self._tokenizer
-
-    def get_tokenizer(self) -> TokenizerLike:
-        """The tokenizer. Raises ValueError with skip_tokenizer_init."""
-        return require_tokenizer(self._tokenizer)
-
     async def check_health(self) -> None:
         """Raise EngineDeadError if the engine has ended."""
         if self.is_stopped:
@@ -211,10 +193,6 @@ class AsyncLLM(EngineCalls):
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """What the model can do, such as `generate`."""
         return tuple(self._ready.supported_tasks)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Sequences that have not ended; a request with n outputs counts n times."""
-        return self.output_processor.get_num_unfinished_requests()
 
     def get_num_queued_tokens(self) -> int:
         """Prompt tokens of requests that wait for their first token."""

@@ -22,13 +22,11 @@ from hardpoint.extensions.rows import Role
 from hardpoint.front_end.client import InProcessClient, SyncClient, SyncEngineCoreClient
 from hardpoint.front_end.engine_handle import no_remote_engine, no_replicas
 from hardpoint.front_end.engine_process import EngineProcess, preload_for
-from hardpoint.front_end.inputs import InputProcessor
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.observability.reader import get_metrics_snapshot
-from hardpoint.front_end.outputs import OutputProcessor
 from hardpoint.front_end.remote_engine import is_remote
-from hardpoint.front_end.sequences import note_ready, require_tokenizer, sequences, start_stat_loggers
-from hardpoint.front_end.tokenizers import TokenizerLike, get_tokenizer
+from hardpoint.front_end.request_processing import RequestProcessing
+from hardpoint.front_end.sequences import note_ready, sequences, start_stat_loggers
 from hardpoint.types.lora_request import LoRARequest
 from hardpoint.types.messages import EngineCoreRequest
 from hardpoint.types.outputs import PoolingRequestOutput, RequestOutput
@@ -39,7 +37,7 @@ from hardpoint.types.stats import IterationStats
 _ENGINE_CORE = "hardpoint.engine_core.step:EngineCore"
 
 
-class LLMEngine:
+class LLMEngine(RequestProcessing):
     """An engine that works while `step` is called.
 
     The constructor returns once the model can serve; it raises what stopped the start. One
@@ -85,7 +83,7 @@ class LLMEngine:
         process = process or EngineProcess(preload_for(vllm_config.parallel_config))
         try:
             process.begin(vllm_config, executor_class, self.log_stats)
-            self._prepare()  # While the model loads.
+            self.prepare_processing()  # While the model loads.
             ready = process.wait_ready()
             self.engine_core: SyncClient = SyncEngineCoreClient(process)
         except BaseException:
@@ -96,18 +94,10 @@ class LLMEngine:
 
     def _start_here(self, vllm_config: VllmConfig, executor_class: type[Any] | None) -> None:
         boot(Role.ENGINE_CORE)
-        self._prepare()
+        self.prepare_processing()
         executor_class = executor_class or Executor.get_class(vllm_config)
         self.engine_core = InProcessClient(lambda: load_ref(_ENGINE_CORE)(vllm_config, executor_class, self.log_stats))
         self._tasks = tuple(self.engine_core.call_utility("get_supported_tasks"))
-
-    def _prepare(self) -> None:
-        self._tokenizer = None if self.model_config.skip_tokenizer_init else get_tokenizer(self.model_config)
-        self.input_processor = InputProcessor(self.vllm_config, self._tokenizer)
-        self.renderer = self.input_processor
-        self.output_processor = OutputProcessor(
-            self._tokenizer, self.log_stats, self.vllm_config.scheduler_config.stream_interval
-        )
 
     @classmethod
     def from_vllm_config(
@@ -163,19 +153,6 @@ class LLMEngine:
         )
 
     # State.
-
-    @property
-    def tokenizer(self) -> TokenizerLike | None:
-        """The tokenizer; None with skip_tokenizer_init."""
-        return self._tokenizer
-
-    def get_tokenizer(self) -> TokenizerLike:
-        """The tokenizer. Raises ValueError with skip_tokenizer_init."""
-        return require_tokenizer(self._tokenizer)
-
-    def get_num_unfinished_requests(self) -> int:
-        """Sequences that have not ended; a request with n outputs counts n times."""
-        return self.output_processor.get_num_unfinished_requests()
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request has not ended."""

@@ -9,7 +9,6 @@ from hardpoint.config.sections import VllmConfig
 from hardpoint.contracts.stat_logger import StatLoggerFactory
 from hardpoint.front_end.observability.loggers import StatLoggerManager
 from hardpoint.front_end.parallel_sampling import ParentRequest
-from hardpoint.front_end.tokenizers import TokenizerLike
 from hardpoint.types.messages import EngineCoreRequest, Ready
 from hardpoint.types.sampling_params import SamplingParams
 
@@ -65,10 +64,3 @@ def start_stat_loggers(
     manager.log_engine_initialized()
     manager.start()
     return manager
-
-
-def require_tokenizer(tokenizer: TokenizerLike | None) -> TokenizerLike:
-    """The tokenizer, or ValueError when there is none."""
-    if tokenizer is None:
-        raise ValueError("there is no tokenizer: the engine was started with skip_tokenizer_init")
-    return tokenizer

@@ -101,7 +101,7 @@ class FrontEnd:
         self._context = zmq.Context()
         self._socket = connect_dealer(self._context, address, 0)
 
-    def wait(self, within_s=10):
+    def wait(self, within_s=60):
         self.link.welcome.result(within_s)
         return self
 
@@ -109,7 +109,7 @@ class FrontEnd:
         self._socket.send_multipart([kind.value, self._encoder.encode(message)])
 
     def receive(self) -> EngineCoreOutputs:
-        assert self._socket.poll(10_000)
+        assert self._socket.poll(60_000)
         return Decoder(EngineCoreOutputs, plain=True).decode(self._socket.recv())
 
     def hears_nothing(self, for_ms=300):
@@ -206,7 +206,7 @@ def test_a_front_end_waits_for_the_model_and_says_for_what(endpoint, core, make,
         early.wait()
     finally:
         gate.close()
-    assert "told to stop" in early.lost.result(5).what
+    assert "told to stop" in early.lost.result(60).what
 
 
 @pytest.mark.parametrize(
@@ -269,28 +269,28 @@ def test_a_second_front_end_is_told_who_is_in_its_way(monkeypatch, gate, make):
 
 
 def test_a_silent_front_end_is_given_up_and_learns_of_it(monkeypatch, gate, core, make):
-    monkeypatch.setattr(gate_module, "SILENCE_S", 0.5)
     front_end = make().wait()
     front_end.send(ADD, request("one"))
     assert wait_until(lambda: "one" in core.requests)
     monkeypatch.setattr(remote_link, "BEAT_S", 3600)
+    monkeypatch.setattr(gate_module, "SILENCE_S", 0.5)
     assert wait_until(lambda: core.aborted == ["one"])
-    assert "nothing was heard of it" in front_end.lost.result(5).what
+    assert "nothing was heard of it" in front_end.lost.result(60).what
 
 
 def test_a_silent_engine_is_given_up(monkeypatch, gate, make):
-    monkeypatch.setattr(remote_link, "SILENCE_S", 0.5)
     front_end = make().wait()
     monkeypatch.setattr(gate_module, "BEAT_S", 3600)
-    assert "nothing was heard of it" in front_end.lost.result(5).what
+    monkeypatch.setattr(remote_link, "SILENCE_S", 0.5)
+    assert "nothing was heard of it" in front_end.lost.result(60).what
 
 
 def test_a_live_link_outlasts_silence(monkeypatch, gate, make):
     for module in (gate_module, remote_link):
-        monkeypatch.setattr(module, "SILENCE_S", 0.6)
+        monkeypatch.setattr(module, "SILENCE_S", 2.0)
         monkeypatch.setattr(module, "BEAT_S", 0.1)
     front_end = make().wait()
-    time.sleep(1.5)
+    time.sleep(3)
     assert not front_end.lost.done()
     assert front_end.call("is_sleeping") is not None
 
@@ -298,7 +298,7 @@ def test_a_live_link_outlasts_silence(monkeypatch, gate, make):
 def test_a_front_end_learns_why_its_engine_died(gate, make):
     front_end = make().wait()
     gate.engine_died(EngineDeadError("a worker was eaten", code="worker-died"))
-    error = front_end.lost.result(5)
+    error = front_end.lost.result(60)
     assert (error.code, "a worker was eaten" in error.what) == ("worker-died", True)
 
 
@@ -310,7 +310,7 @@ def test_what_an_engine_has_made_comes_before_its_death(gate, core, make):
         core.say(EngineCoreOutput("running", [token]))
     core.say(is_last=True)
     gate.engine_died(EngineDeadError("a worker was eaten", code="worker-died"))
-    assert "a worker was eaten" in front_end.lost.result(5).what
+    assert "a worker was eaten" in front_end.lost.result(60).what
     assert [front_end.receive().outputs[0].new_token_ids for _ in range(50)] == [[token] for token in range(50)]
     assert front_end.receive().is_last
 
@@ -326,7 +326,7 @@ def test_a_gate_drains_before_it_closes(gate, core, make):
     assert (late.request_id, late.error) == ("late", "the engine is shutting down")
     core.say(EngineCoreOutput("running", [9], finish_reason=FinishReason.STOP))
     assert front_end.receive().outputs[0].new_token_ids == [9]
-    assert "told to stop" in front_end.lost.result(5).what
+    assert "told to stop" in front_end.lost.result(60).what
     gate.wait()
 
 

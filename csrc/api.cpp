@@ -18,7 +18,7 @@ namespace hardpoint {
 
 namespace {
 
-constexpr int32_t ABI = 3;
+constexpr int32_t ABI = 4;
 
 #if defined(__aarch64__)
 bool has_dot_products() {

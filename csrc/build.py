@@ -23,7 +23,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parent
 COMMON = (
-    "api.cpp", "attention.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "program.cpp",
+    "api.cpp", "attention.cpp", "bfloats.cpp", "linear.cpp", "pack.cpp", "pool.cpp", "program.cpp",
     "floats_generic.cpp", "kernels_generic.cpp",
 )  # fmt: skip
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
@@ -35,6 +35,7 @@ AVX512 = (
 NEON = ("-march=armv8.2-a+dotprod",)
 TARGETS = {
     "x86_64": {
+        "bfloats_avx512.cpp": (*AVX512, "-mavx512bf16"),
         "floats_avx2.cpp": AVX2,
         "kernels_avx2.cpp": AVX2,
         "floats_avx512.cpp": AVX512,

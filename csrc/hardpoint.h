@@ -85,6 +85,16 @@ HP_API int32_t hp_lookup(const HpMatrix* matrix, int64_t columns, const int64_t*
 HP_API void hp_plain_linear(int32_t type, const uint8_t* weights, int64_t rows, int64_t columns, const float* x,
                             int64_t x_stride, int64_t tokens, float* out, int64_t out_stride, const float* bias);
 
+// Whether there are products of bfloat16 numbers with the instruction set in use on this processor.
+HP_API int32_t hp_bfloat_products();
+
+// The same as hp_plain_linear where all numbers are bfloat16; -1 where there are no such products. Each product is
+// exact, pairs of them are summed in float32 by the processor, and results are rounded once. Numbers too small to be
+// normal count as zero.
+HP_API int32_t hp_bfloat_linear(const uint16_t* weights, int64_t rows, int64_t columns, const uint16_t* x,
+                                int64_t x_stride, int64_t tokens, uint16_t* out, int64_t out_stride,
+                                const uint16_t* bias);
+
 // out[t, :] = weights * x[t, :] (+ bias). Strides count floats. bias may be null.
 HP_API void hp_linear(const HpLinear* layer, const float* x, int64_t x_stride, int64_t tokens, float* out,
                       int64_t out_stride, const float* bias);

@@ -76,29 +76,3 @@ extern const FloatKernels neon_floats;
 #endif
 
 }  // namespace hardpoint
-
-static inline uint16_t half_of_float(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
-    bits &= 0x7fffffff;
-    if (bits >= 0x7f800000) return static_cast<uint16_t>(sign | 0x7c00 | (bits > 0x7f800000 ? 0x200 : 0));
-    if (bits >= 0x477ff000) return static_cast<uint16_t>(sign | 0x7c00);
-    if (bits < 0x38800000) {
-        // Below the smallest normal half: adding one half makes the processor round to its steps.
-        float small;
-        std::memcpy(&small, &bits, 4);
-        small += 0.5f;
-        std::memcpy(&bits, &small, 4);
-        return static_cast<uint16_t>(sign | (bits - 0x3f000000));
-    }
-    bits += 0xc8000fff + (bits >> 13 & 1);
-    return static_cast<uint16_t>(sign | bits >> 13);
-}
-
-static inline uint16_t bfloat_of_float(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<uint16_t>(bits >> 16 | 0x40);
-    return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-}

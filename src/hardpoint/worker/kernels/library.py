@@ -16,7 +16,7 @@ from hardpoint.log import init_logger
 logger = init_logger(__name__)
 
 PATH = Path(__file__).with_name("libhardpoint.so")
-ABI = 3
+ABI = 4
 
 
 class Matrix(Structure):
@@ -46,6 +46,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         None,
         [c_int32, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
     ),
+    "hp_bfloat_products": (c_int32, []),
+    "hp_bfloat_linear": (
+        c_int32,
+        [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p],
+    ),
     "hp_linear": (None, [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]),
     "hp_rms_norm": (None, [c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
     "hp_layer_norm": (None, [c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int64]),
@@ -70,6 +75,7 @@ class Library:
     linear  short calls: they keep the interpreter's lock, because giving it up can cost more than they take
     linear_long  the same, but other Python threads may run meanwhile
     plain_linear, plain_linear_long  the same two for weights that are not packed
+    bfloat_linear, bfloat_linear_long  and where all numbers are bfloat16; only with `bfloat_products`
     Raises OSError when the file cannot be loaded or has another interface.
     """
 
@@ -84,6 +90,8 @@ class Library:
         self.linear_long = self._free.hp_linear
         self.plain_linear = self._held.hp_plain_linear
         self.plain_linear_long = self._free.hp_plain_linear
+        self.bfloat_linear = self._held.hp_bfloat_linear
+        self.bfloat_linear_long = self._free.hp_bfloat_linear
         self.lookup = self._held.hp_lookup
         self.rms_norm = self._held.hp_rms_norm
         self.layer_norm = self._held.hp_layer_norm
@@ -115,6 +123,11 @@ class Library:
                 origin="HARDPOINT_CPU_KERNELS",
                 fix=f"use auto, off or one of {', '.join(self.isas)}",
             )
+
+    @property
+    def bfloat_products(self) -> bool:
+        """Whether the instruction set in use has products of bfloat16 numbers on this processor."""
+        return bool(self._held.hp_bfloat_products())
 
     @property
     def threads(self) -> int:

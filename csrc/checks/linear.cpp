@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../halves.h"
 #include "check.h"
 
 namespace check {
@@ -134,6 +135,49 @@ void check_joined(const std::string& where, const std::vector<const char*>& name
     same(where + " side by side", found, expected);
 }
 
+// The processor's own products of bfloat16 numbers.
+void check_bfloats(const std::string& where, int64_t rows, int64_t columns) {
+    const Weights weights = plain(kind("BF16"), rows, columns), bias = plain(kind("BF16"), 1, rows);
+    const auto numbers = [](const Weights& of) { return reinterpret_cast<const uint16_t*>(of.bytes.data()); };
+    constexpr int64_t most = 150;
+    const Weights input = plain(kind("BF16"), 1, most * (columns + APART) - APART);
+    const auto run = [&](int64_t first, int64_t count) {
+        std::vector<uint16_t> out(count * (rows + APART) - APART, 7);
+        if (hp_bfloat_linear(numbers(weights), rows, columns, numbers(input) + first * (columns + APART), columns + APART,
+                             count, out.data(), rows + APART, rows > 6 ? numbers(bias) : nullptr))
+            report(where, "is refused");
+        return out;
+    };
+    hp_set_threads(3, nullptr);
+    const std::vector<uint16_t> together = run(0, most);
+    Floats found;
+    Doubles expected, tolerance;
+    for (int64_t t = 0; t < most; ++t) {
+        for (int64_t r = 0; r < rows; ++r) {
+            double sum = rows > 6 ? bias.numbers[r] : 0.0, size = std::fabs(sum);
+            for (int64_t k = 0; k < columns; ++k) {
+                const double product = input.numbers[t * (columns + APART) + k] * weights.numbers[r * columns + k];
+                sum += product;
+                size += std::fabs(product);
+            }
+            found.push_back(float_of_bfloat(together[t * (rows + APART) + r]));
+            expected.push_back(sum);
+            tolerance.push_back(std::fabs(sum) / 256 + size * 1e-7 * static_cast<double>(columns + 8));
+        }
+        for (int64_t i = rows; i < rows + APART && t + 1 < most; ++i)
+            if (together[t * (rows + APART) + i] != 7) return report(where, "writes between the rows");
+    }
+    compare(where, found, expected, tolerance);
+    for (const int threads : {1, 3}) {
+        hp_set_threads(threads, nullptr);
+        for (int64_t first = 0, count = 1; first + count <= most; first += count, count += count < 9 ? 1 : 30) {
+            const std::vector<uint16_t> alone = run(first, count);
+            if (!std::equal(alone.begin(), alone.end(), together.begin() + first * (rows + APART)))
+                return report(where, "depends on the batch");
+        }
+    }
+}
+
 }  // namespace
 
 void check_linear(const std::string& isa) {
@@ -158,8 +202,12 @@ void check_plain(const std::string& isa) {
             const Weights weights = plain(kind(name), rows, columns);
             check_shape(where, weights, columns, false, rows > 6);
             check_faulty(where, weights, columns, false);
+            if (hp_bfloat_products() && std::string(name) == "BF16") check_bfloats(where + ", products", rows, columns);
         }
     }
+    uint16_t none = 0;
+    if (!hp_bfloat_products() && hp_bfloat_linear(&none, 1, 1, &none, 1, 1, &none, 1, nullptr) != -1)
+        report(isa, "takes bfloat16 numbers it has no products of");
 }
 
 }  // namespace check

@@ -25,8 +25,8 @@ _LONG = 1 << 25
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """[..., inputs] -> [..., outputs]: `torch.nn.functional.linear`, in the kernels where they apply.
 
-    The kernels sum in float32 and round to the input's type once. Where the processor multiplies bfloat16 numbers, those
-    too small to be normal count as zero.
+    The kernels sum in float32 and round to the input's type once. Where the processor multiplies bfloat16 numbers,
+    those too small to be normal count as zero.
     """
     # What is traced has to stay in torch.
     if torch.compiler.is_compiling():

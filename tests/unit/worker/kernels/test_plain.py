@@ -22,7 +22,7 @@ def kernels_only(library, monkeypatch):
         calls.append(args)
         return original(*args)
 
-    monkeypatch.setattr(plain, "_torch_multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(plain, "_torch_is_faster", lambda multiplied: False)
     monkeypatch.setattr(F, "linear", noted)
     return calls
 
@@ -109,10 +109,36 @@ def test_sizes_that_do_not_fit_are_refused_as_in_torch(kernels_only):
         plain.linear(torch.randn(2, 9), torch.randn(4, 8))
 
 
-def test_torch_does_bfloat16_where_the_processor_does(kernels_only, monkeypatch):
-    monkeypatch.setattr(plain, "_torch_multiplies_bfloat16", lambda: True)
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_torch_does_bfloat16_where_it_is_faster(multiplied, kernels_only, monkeypatch, library):
+    asked = []
+    monkeypatch.setattr(plain, "_torch_is_faster", lambda multiplied: asked.append(multiplied) or True)
+    monkeypatch.setattr(type(library), "bfloat_products", multiplied)
     plain.linear(torch.randn(2, 8).bfloat16(), torch.randn(4, 8).bfloat16())
     assert len(kernels_only) == 1
+    assert asked == [multiplied]
+
+
+def test_products_of_the_processor_are_used_where_it_has_them(library, kernels_only, monkeypatch):
+    assert library.bfloat_products == (library.isa == "avx512" and torch.cpu._is_avx512_bf16_supported())
+    if library.bfloat_products:
+        monkeypatch.setattr(library, "plain_linear", None)
+    weight, x = torch.randn(20, 40).bfloat16(), torch.randn(6, 80).bfloat16()
+    for given in (x[:, 40:], x[::2, :40], torch.randn(40, 6).bfloat16().T, torch.randn(2, 3, 40).bfloat16(), x[0, :40]):
+        found = plain.linear(given, weight)
+        assert found.shape == (*given.shape[:-1], 20)
+        assert torch.allclose(found.double(), exact(given, weight), rtol=2**-7, atol=1e-4)
+    assert not kernels_only
+
+
+def test_what_is_not_finite_stays_with_its_token_in_bfloat16(kernels_only):
+    weight, x = torch.randn(18, 40).bfloat16(), torch.randn(4, 40).bfloat16()
+    clean = plain.linear(x, weight)
+    x[1, 3], x[2, 5] = float("nan"), float("inf")
+    found = plain.linear(x, weight)
+    assert found[1].isnan().all()
+    assert found[2].isinf().all()
+    assert torch.equal(found[[0, 3]], clean[[0, 3]])
 
 
 def test_without_kernels_torch_does(kernels_only, monkeypatch):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -20,6 +22,9 @@ import psutil
 from process_tools import PATIENCE_S, running, wait_until
 
 _MARK = "HARDPOINT_TEST_MARK"
+# Below what the system gives to those who ask for any; others who count up like this begin elsewhere.
+_FIRST_PORT = 15_000 + secrets.randbelow(10_000)
+_PORTS = itertools.cycle(range(_FIRST_PORT, _FIRST_PORT + 5_000))
 
 
 class ServerProcess:
@@ -149,9 +154,12 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """One that the system gives to nobody of itself, so that it is still free when a server has started."""
+    for port in _PORTS:
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there is always a next one")
 
 
 def _marked(process: psutil.Process, mark: str) -> bool:

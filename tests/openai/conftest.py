@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import httpx
 import pytest
 
 import openai
+from server_process import free_port
 
 KEY = "the-key"
 
@@ -26,9 +26,7 @@ class Running:
     """`python -m hardpoint serve` in a process of its own."""
 
     def __init__(self, model: Path, *flags: str, env: dict[str, str] | None = None, key: str | None = KEY) -> None:
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            self.port = sock.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = key
         self._log = tempfile.NamedTemporaryFile("w+", suffix=".log")  # noqa: SIM115 - closed with the server

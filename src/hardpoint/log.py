@@ -129,7 +129,9 @@ def configure(role: str | None = None, *, level: str | None = None, formatter: s
         return
     handler = _handler()
     stream = getattr(sys, _stream_name())
-    colour = envs.VLLM_LOGGING_COLOR == "1" or (envs.VLLM_LOGGING_COLOR == "auto" and stream.isatty())
+    colour = envs.VLLM_LOGGING_COLOR == "1" or (
+        envs.VLLM_LOGGING_COLOR == "auto" and stream is not None and stream.isatty()
+    )
     handler.setFormatter(_JsonLines() if formatter == "json" else _Text(colour))
     if not handler.filters:
         handler.addFilter(_Context())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -64,6 +65,7 @@ class Subparsers:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 1 for a failure, 2 for a line that makes no sense."""
+    _open_standard_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         print(overview())
@@ -75,6 +77,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         return _unknown(words[0])
     return run_command(command, words[1:])
+
+
+def _open_standard_streams() -> None:
+    """Let what was closed by whoever started us lead nowhere: else the next socket gets its number, and its output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            os.set_inheritable(number, True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - for good
 
 
 def overview() -> str:

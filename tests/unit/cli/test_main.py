@@ -115,3 +115,19 @@ def test_an_unforeseen_error_is_one_line_and_debug_shows_the_rest(command, capsy
 def test_an_interrupt_is_no_error_message(command, capsys):
     assert cli.run_command(command(KeyboardInterrupt()), []) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_standard_streams_that_are_closed_lead_nowhere_and_their_numbers_are_not_given_away(tmp_path, closed):
+    program = """
+import os, sys
+from hardpoint.cli.main import main
+status = main(["models", "list"])
+other = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+print("seen nowhere", sys.stdin, sys.stderr.isatty(), sys.stdout.isatty())
+os.write(other, f"{status} {other > 2}".encode())
+"""
+    said = tmp_path / "said"
+    command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", program, str(said)]
+    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert said.read_text() == "0 True"

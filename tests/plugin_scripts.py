@@ -46,7 +46,7 @@ def run_script(source: str, plugins: Iterable[Plugin], *arguments: object, statu
     done = subprocess.run(
         [sys.executable, "-c", PRELUDE + source, *map(str, arguments)],
         env=plugin_environment(plugins, **{**settings, **variables}),
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=120,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == status, done.stdout
     answers, output = [], []

@@ -55,7 +55,7 @@ def test_spark_model_answers_as_its_forward_pass_written_out(tiny_llama, tmp_pat
             "VLLM_PLUGINS": "",
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         },
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     tokens = list(PROMPT)

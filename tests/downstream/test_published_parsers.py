@@ -33,7 +33,7 @@ def run(plugin, source, tiny_llama):
     done = subprocess.run(
         [sys.executable, "-c", REGISTER + source, str(tiny_llama)],
         env={"PYTHONPATH": str(folder_of(plugin)), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
 

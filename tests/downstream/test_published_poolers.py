@@ -142,6 +142,6 @@ def run(part: str, source: str, place: Path) -> None:
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", source, str(place)],
-        env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=180,
+        env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-6000:]

@@ -44,7 +44,7 @@ def run(plugin: str, source: str, *arguments: object) -> subprocess.CompletedPro
     return subprocess.run(
         [sys.executable, "-c", REGISTER + source, *map(str, arguments)],
         env={"PYTHONPATH": str(folder_of(plugin)), "OMP_NUM_THREADS": "1", "VLLM_PLUGINS": ""},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
 
 

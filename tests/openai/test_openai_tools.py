@@ -178,7 +178,7 @@ def test_what_is_wrong_with_a_file_is_an_error_of_the_start(tiny_llama, tmp_path
     here = [] if "--headless" in flags else ["--host", "127.0.0.1", "--port", "0"]
     command = [sys.executable, "-m", "hardpoint", "serve", str(tiny_llama), *here, *flags]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, check=False, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode != 0
     for words in says:

@@ -36,7 +36,7 @@ def plugins(folder, kind: str) -> list[Plugin]:
 def command(folder, kind: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = plugin_environment(plugins(folder, kind), VLLM_TARGET_DEVICE="cpu", **variables)
     line = [sys.executable, "-m", "hardpoint", *words]
-    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=200)
 
 
 @pytest.mark.parametrize("kind", BAD)

@@ -76,7 +76,7 @@ def script(source: str, environment: dict[str, str], *arguments: object) -> subp
     return subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],
         env={**environment, "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
 
 
@@ -181,7 +181,7 @@ def run(plugins, *words: str) -> tuple[float, subprocess.CompletedProcess[str]]:
     started = time.monotonic()
     done = subprocess.run(
         [sys.executable, *words],
-        env=plugin_environment(plugins), capture_output=True, text=True, check=False, timeout=60,
+        env=plugin_environment(plugins), capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     return time.monotonic() - started, done
 

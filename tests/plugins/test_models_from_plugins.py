@@ -173,7 +173,7 @@ def test_an_unknown_architecture_is_answered_with_what_may_be_meant(tmp_path, ti
     flags = ["--hf-overrides", json.dumps({"architectures": [name]})]
     done = run(
         [sys.executable, "-m", "hardpoint", "serve", str(tiny_llama), *flags],
-        env=plugin_environment([plugin], **variables), capture_output=True, text=True, check=False, timeout=60,
+        env=plugin_environment([plugin], **variables), capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 1
     for word in [f"Model architectures ['{name}'] are not supported for now", *words]:
@@ -282,7 +282,7 @@ def test_doctor_imports_the_classes_and_builds_the_model_it_is_given(tmp_path, t
     done = run(
         [sys.executable, "-m", "hardpoint", *words, "--timeout", "100"],
         env=plugin_environment([plugin], OMP_NUM_THREADS="1"),
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     findings = json.loads(done.stdout)["findings"]

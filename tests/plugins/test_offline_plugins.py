@@ -125,7 +125,7 @@ def run(plugin, tiny_llama, tmp_path):
         )
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT, str(tiny_llama), how],
-            env=environment, capture_output=True, text=True, check=False, timeout=120,
+            env=environment, capture_output=True, text=True, check=False, timeout=200,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         [result] = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]

@@ -63,7 +63,7 @@ def plugin(tmp_path):
 def test_a_script_gives_settings_to_every_part(plugin):
     environment = plugin.environment(OMP_NUM_THREADS="1", VLLM_TARGET_DEVICE="cpu")
     command = [sys.executable, "-c", SCRIPT.format(model=str(tiny_model()))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count(f"<general: {EXPECTED}>") == 2, "in the script and in the engine core"
     assert done.stdout.count(f"<stat logger: {EXPECTED}>") == 1

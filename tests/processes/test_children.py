@@ -153,7 +153,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_child_whose_parent_dies_before_it_looks_cleans_up_all_the_same(child_module):
-    done = subprocess.run([sys.executable, "-c", EARLY_PARENT], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", EARLY_PARENT], capture_output=True, text=True, timeout=200)
     pid, folder = done.stdout.split()
     assert ended(int(pid))
     assert not os.path.exists(folder)

@@ -44,7 +44,7 @@ def script(tiny_llama, tmp_path):
         env = {**os.environ, MARK: mark, "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
         env |= {"VLLM_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "default", **environment}
         done = subprocess.run(
-            [sys.executable, str(path), str(tiny_llama)], capture_output=True, text=True, timeout=120, env=env
+            [sys.executable, str(path), str(tiny_llama)], capture_output=True, text=True, timeout=200, env=env
         )
         left = marked(mark)
         try:

@@ -302,7 +302,7 @@ def test_ranks_of_an_external_launcher_give_the_same_answers(models):
 
     port = free_port()
     ranks = [launched(models["8 heads"], rank, port) for rank in range(2)]
-    outputs = [process.communicate(timeout=120) for process in ranks]
+    outputs = [process.communicate(timeout=200) for process in ranks]
     answers = {line for out, _ in outputs for line in out.splitlines() if line.startswith("ANSWER")}
     assert [process.returncode for process in ranks] == [0, 0], outputs
     assert len(answers) == 1, outputs

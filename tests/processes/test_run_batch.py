@@ -60,7 +60,7 @@ def test_each_line_gets_what_the_server_would_answer(batch):
         completion("again"),
     ]
     process, output = batch(lines)
-    log, _ = process.communicate(timeout=120)
+    log, _ = process.communicate(timeout=200)
     assert process.returncode == 0, log
     assert "3 requests answered, 2 refused or failed" in log
     found = entries(output)
@@ -83,12 +83,12 @@ def test_an_interrupted_batch_goes_on_where_it_ended(batch, tmp_path):
 
     assert wait_until(lambda: three_are_done() or process.poll() is not None, 120)
     process.send_signal(signal.SIGTERM)
-    log, _ = process.communicate(timeout=60)
+    log, _ = process.communicate(timeout=200)
     assert process.returncode == 130, log
     assert not output.exists()
 
     process, output = batch(lines, "--max-num-seqs", "16")
-    log, _ = process.communicate(timeout=120)
+    log, _ = process.communicate(timeout=200)
     assert process.returncode == 0, log
     assert "3 results of an earlier run are kept" in log
     assert set(entries(output)) == {"r0", "r1", "r2", "long"}

@@ -27,7 +27,7 @@ print(end_strays(), flush=True)
 
 
 def test_every_process_started_after_the_mark_is_ended_and_no_other():
-    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, timeout=200)
     before, plain, daemon = map(int, done.stdout.split()[:3])
     try:
         assert done.stdout.split()[3] == "2", done.stderr

@@ -119,7 +119,7 @@ def test_what_is_wrong_with_its_key_stops_the_start_in_its_name(environment, tin
     command = [environment.bin / "vllm", "serve", tiny_llama, "--port", "0"]
     done = subprocess.run(
         [*command, "--additional-config", json.dumps({"afd_like": given})],
-        env=environment.variables, capture_output=True, text=True, check=False, timeout=60,
+        env=environment.variables, capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 1
     assert complaint in done.stderr

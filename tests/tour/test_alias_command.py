@@ -15,7 +15,7 @@ def environment(make_environment):
 
 def alias(environment, action: str) -> subprocess.CompletedProcess[str]:
     command = [environment.bin / "python", "-m", "hardpoint", "alias", action]
-    return subprocess.run(command, env=environment.variables, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, env=environment.variables, capture_output=True, text=True, check=False, timeout=200)
 
 
 def test_a_program_that_is_not_ours_finds_our_names(environment):

@@ -71,7 +71,7 @@ def walk(make_environment, tmp_path_factory, smollm2_gguf):
             adapted = re.sub(r"(^| )hardpoint ", r"\1python -m hardpoint ", adapted)
             done = subprocess.run(
                 ["bash", "-ec", adapted], cwd=folder, env=environment.variables, capture_output=True, text=True,
-                check=False, timeout=120,
+                check=False, timeout=200,
             )  # fmt: skip
             assert done.returncode == 0 or is_only_slow(done.stdout), f"{command}\n{done.stdout}{done.stderr}"
             printed[command] = done.stdout

@@ -119,7 +119,7 @@ def found(fixed, tiny_llama):
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", source, str(tiny_llama)],
-        env=fixed.environment(**variables), capture_output=True, text=True, check=False, timeout=120,
+        env=fixed.environment(**variables), capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -261,7 +261,7 @@ def pooled(tmp_path_factory, tiny_llama):
     variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", source, str(tiny_llama)],
-        env=plugin.environment(**variables), capture_output=True, text=True, check=False, timeout=120,
+        env=plugin.environment(**variables), capture_output=True, text=True, check=False, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

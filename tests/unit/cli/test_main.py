@@ -129,5 +129,5 @@ os.write(other, f"{status} {other > 2}".encode())
 """
     said = tmp_path / "said"
     command = ["sh", "-c", f'exec "$0" "$@" {closed}', sys.executable, "-c", program, str(said)]
-    assert subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run(command, capture_output=True, timeout=200).returncode == 0
     assert said.read_text() == "0 True"

@@ -24,11 +24,11 @@ end_process(7)
 
 
 def test_a_process_ends_with_its_threads_and_what_waits_for_the_end_but_is_not_taken_apart():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stdout, done.stderr) == (7, "main thread atexit ", "")
 
 
 def test_a_process_whose_terminal_is_gone_ends_with_its_status():
     program = PROGRAM.replace('print("main", end=" ")', "sys.stdout = sys.stderr = None")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200)
     assert done.returncode == 7

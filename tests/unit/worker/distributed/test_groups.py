@@ -81,7 +81,7 @@ def found(tmp_path_factory):
         )
         for rank in range(2)
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=120) for process in ranks]
+    outputs = [process.communicate(timeout=200) for process in ranks]
     point.release()
     assert [process.returncode for process in ranks] == [0, 0], outputs
     return [json.loads(out.partition("FOUND")[2]) for out, _ in outputs]

@@ -278,5 +278,5 @@ def test_many_threads_many_times_give_the_same(library):
 
 def test_threads_do_not_keep_a_process_from_ending():
     code = "from hardpoint.worker.kernels.library import kernels; kernels().set_threads(4); print('ready')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
     assert done.stdout.strip() == "ready"

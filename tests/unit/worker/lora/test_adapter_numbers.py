@@ -116,7 +116,7 @@ def test_two_ranks_share_the_work(reference):
             command = [sys.executable, str(HELPERS / "lora" / "adapters_on_two_ranks.py"), str(rank), port, str(folder)]
             ranks.append(subprocess.Popen(command, env=environment, stdout=written, stderr=written))
     try:
-        ended = [rank.wait(timeout=120) for rank in ranks]
+        ended = [rank.wait(timeout=200) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

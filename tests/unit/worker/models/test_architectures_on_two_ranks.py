@@ -82,7 +82,7 @@ def _computed(names: dict[str, str], out: Path) -> dict[str, torch.Tensor]:
             arguments = [*command, str(rank), port, jobs, str(out)]
             ranks.append(subprocess.Popen(arguments, env=environment, stdout=written, stderr=written))
     try:
-        ended = [rank.wait(timeout=150) for rank in ranks]
+        ended = [rank.wait(timeout=200) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -25,11 +25,13 @@ def running(pid: int) -> bool:
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
-    deadline = time.monotonic() + within_s
+    deadline, pause_s = time.monotonic() + within_s, 0.005
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.02)
+        time.sleep(pause_s)
+        # Looking takes time that what is waited for may need.
+        pause_s = min(0.1, 1.3 * pause_s)
     return True
 
 

@@ -129,9 +129,8 @@ def configure(role: str | None = None, *, level: str | None = None, formatter: s
         return
     handler = _handler()
     stream = getattr(sys, _stream_name())
-    colour = envs.VLLM_LOGGING_COLOR == "1" or (
-        envs.VLLM_LOGGING_COLOR == "auto" and stream is not None and stream.isatty()
-    )
+    is_terminal = stream is not None and stream.isatty()
+    colour = envs.VLLM_LOGGING_COLOR == "1" or (envs.VLLM_LOGGING_COLOR == "auto" and is_terminal)
     handler.setFormatter(_JsonLines() if formatter == "json" else _Text(colour))
     if not handler.filters:
         handler.addFilter(_Context())

@@ -68,7 +68,7 @@ class Extension:
 
     def slow(self):
         if self.rank == 1:
-            time.sleep(20)
+            time.sleep(60)
 
     def drag(self):
         run = self.execute_model
@@ -219,12 +219,12 @@ def test_worker_methods_answer_whatever_one_rank_does(two):
         next(events)
     began = time.monotonic()
     for method, statuses in (("boom", {500}), ("weird", {400, 500}), ("no_such_method", {400, 404, 501})):
-        answer = two.call(method, timeout=2)
+        answer = two.call(method, timeout=30)
         assert answer.status_code in statuses
         assert answer.json()["error"]["message"]
     assert "Odd: odd one two" in two.call("boom").json()["error"]["message"]
     assert "2 s" in two.call("slow", timeout=2).json()["error"]["message"]
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 40
     for events in streams:
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
 
@@ -252,7 +252,7 @@ def test_four_ranks_are_six_runs_and_end_with_the_front_end(two, model, environm
         assert server.roles == {"front_end": 1, "engine_core": 1, "worker": 4}
         assert server.text() == plain
         server.process.kill()
-        server.process.wait(5)
+        server.process.wait(60)
         server.assert_nothing_left()
 
 

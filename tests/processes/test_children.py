@@ -60,11 +60,11 @@ def test_a_child_gets_the_environment_the_module_path_and_its_index(child_module
     monkeypatch.syspath_prepend("/made/up/path")
     child = spawn_child(child_module, "engine core", 2)
     try:
-        assert child.receive(20) == Hello(pid=child.pid, role="röle /made/up/path", index=2)
+        assert child.receive(60) == Hello(pid=child.pid, role="röle /made/up/path", index=2)
         assert child.alive()
         assert os.getsid(child.pid) == child.pid  # Not in the terminal's foreground group.
     finally:
-        assert child.stop(5)
+        assert child.stop(60)
     assert child.status == ExitStatus(signal=signal.SIGTERM)
     assert ended(child.pid)
 
@@ -75,10 +75,10 @@ def test_the_end_of_a_child_is_reported_with_how_it_ended(child_module, monkeypa
     reported = threading.Event()
     child = spawn_child(child_module, "worker")
     child.on_exit(lambda who: reported.set() if who.status == status else None)
-    assert child.receive(20).index == 0
+    assert child.receive(60).index == 0
     with pytest.raises(ChannelClosed):
-        child.receive(20)
-    assert reported.wait(10)
+        child.receive(60)
+    assert reported.wait(60)
     late: list[ExitStatus | None] = []
     child.on_exit(lambda who: late.append(who.status))
     assert late == [status]
@@ -89,10 +89,10 @@ def test_the_end_of_a_child_is_reported_with_how_it_ended(child_module, monkeypa
 def test_what_a_child_started_ends_with_it(child_module, monkeypatch):
     monkeypatch.setenv("CHILD_MODE", "helper")
     child = spawn_child(child_module, "worker")
-    child.receive(20)
+    child.receive(60)
     [helper] = psutil.Process(child.pid).children()
     os.kill(child.pid, signal.SIGKILL)
-    assert child.wait(5)
+    assert child.wait(60)
     assert ended(helper.pid)
     child.stop(0)
 
@@ -100,7 +100,7 @@ def test_what_a_child_started_ends_with_it(child_module, monkeypatch):
 def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(child_module, monkeypatch):
     monkeypatch.setenv("CHILD_MODE", "stubborn")
     child = spawn_child(child_module, "worker")
-    child.receive(20)
+    child.receive(60)
     assert not child.stop(0.3)
     assert child.status == ExitStatus(signal=signal.SIGKILL)
 
@@ -110,7 +110,7 @@ import os, sys, time
 from hardpoint.links.children import spawn_child
 
 child = spawn_child("lifecycle_child", "worker")
-child.receive(20)
+child.receive(60)
 print(child.pid, flush=True)
 if sys.argv[1] == "thread":
     pass
@@ -185,9 +185,9 @@ def test_a_child_that_is_never_ready_is_given_up_and_one_that_ends_is_told_apart
     for mode, what in (("", "not ready in time"), ("exit", "ended with status 3"), ("crash", "was killed by SIGSEGV")):
         monkeypatch.setenv("CHILD_MODE", mode)
         child = spawn_child(child_module, "engine core")
-        child.receive(20)
+        child.receive(60)
         with pytest.raises(StartError, match=what):
-            wait_for_ready(child, time.monotonic() + (0.1 if not mode else 20))
+            wait_for_ready(child, time.monotonic() + (0.1 if not mode else 60))
         child.kill()
         child.stop(5)
 

@@ -250,16 +250,16 @@ def test_worker_methods_over_http_answer_with_json_whatever_happens(tiny_llama):
         next(events)
         started = time.monotonic()
         for method, limit, statuses in (
-            ("boom", 2, {500}),
-            ("weird", 2, {400, 500}),
-            ("no_such_method", 2, {400, 404, 501}),
+            ("boom", 30, {500}),
+            ("weird", 30, {400, 500}),
+            ("no_such_method", 30, {400, 404, 501}),
             ("slow", 1, {408, 500, 504}),
-            (5, 2, {400, 422}),
+            (5, 30, {400, 422}),
         ):
             answer = call(method, timeout=limit)
             assert answer.status_code in statuses, (method, answer.status_code, answer.text)
             assert answer.json()["error"]["message"], method
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 40
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
         assert call("ok").status_code == 200
         assert server.health() == 200

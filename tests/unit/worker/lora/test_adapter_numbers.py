@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from paged_model import PagedModel
 from hardpoint.testing.tiny_llama import write_tiny_llama
 from hardpoint.worker.lora.methods import AdaptedMethod
 from lora_adapters import KINDS, load_base, logits_of, with_adapter, write_adapter
+from server_process import free_port
 
 NAMES = ["none", *KINDS]
 HELPERS = Path(__file__).resolve().parent.parent
@@ -104,9 +104,7 @@ def test_a_gguf_base_computes_in_the_kernels_and_its_adapters_are_added(stored, 
 @pytest.mark.parametrize("reference", [""], indirect=True)
 def test_two_ranks_share_the_work(reference):
     folder, expected = reference
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HELPERS), str(HELPERS.parent.parent), str(HELPERS / "lora")])
     logs = [folder / f"rank-{rank}.log" for rank in range(2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ import pytest
 import tiny_ggufs
 import torch
 from tiny_checkpoints import BASE, SMALL_GPT2, SMALL_OPT, build, logits_of, save
+
+from server_process import free_port
 
 TOKENS = random.Random(4).choices(range(3, 320), k=40)
 GEMMA = {**BASE, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 20}
@@ -67,9 +68,7 @@ def logits(tmp_path_factory) -> tuple[dict[str, torch.Tensor], dict[str, torch.T
 
 
 def _computed(names: dict[str, str], out: Path) -> dict[str, torch.Tensor]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     jobs = json.dumps(
         [[path, TOKENS, ["tensor"] if name in BY_TRANSFORMERS else SPLITS] for path, name in names.items()]
     )

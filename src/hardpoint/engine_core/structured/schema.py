@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -173,26 +173,47 @@ def _asks_nothing(word: str, value: Any) -> bool:
     return (word == "uniqueItems" and value is False) or (word == "minContains" and value == 0)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0 and value == int(value)
+
+
+def _is_bound(value: Any) -> bool:
+    # A word of its own, or, in early drafts, what turns the bound beside it into an exclusive one.
+    return isinstance(value, bool) or _is_number(value)
+
+
+def _are_types(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in TYPES for name in names)
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+# Keyword -> what its value must be, and whether it is.
+_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "type": (f"of {', '.join(sorted(TYPES))}", _are_types),
+    **dict.fromkeys(_COUNTS, ("a whole number, at least 0", _is_count)),
+    **dict.fromkeys(_NUMBERS, ("a number", _is_number)),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), ("a number", _is_bound)),
+    **dict.fromkeys(_TEXTS, ("a text", lambda value: isinstance(value, str))),
+    "required": ("a list of names", _are_names),
+    "enum": ("a list of values", lambda value: isinstance(value, list) and bool(value)),
+}
+
+
 def _check_value(word: str, value: Any, place: str) -> None:
-    if word == "type":
-        names = value if isinstance(value, list) else [value]
-        if not names or not all(isinstance(name, str) and name in TYPES for name in names):
-            raise GrammarError(f"{place} must be of {', '.join(sorted(TYPES))}, not {_brief(value)}")
-    elif word in _COUNTS:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
-            raise GrammarError(f"{place} must be a whole number, at least 0, not {_brief(value)}")
-    elif word in _NUMBERS or (word.startswith("exclusive") and not isinstance(value, bool)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise GrammarError(f"{place} must be a number, not {_brief(value)}")
-        # Validators divide fractions in binary: what is a multiple on paper is none to them.
-        if word == "multipleOf" and (value <= 0 or value != int(value)):
-            raise GrammarError(f"the keyword 'multipleOf' at {place} cannot be kept for {value}: only whole numbers")
-    elif word in _TEXTS and not isinstance(value, str):
-        raise GrammarError(f"{place} must be a text, not {_brief(value)}")
-    elif word == "required" and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
-        raise GrammarError(f"{place} must be a list of names, not {_brief(value)}")
-    elif word == "enum" and not (isinstance(value, list) and value):
-        raise GrammarError(f"{place} must be a list of values, not {_brief(value)}")
+    wanted, is_fine = _VALUES.get(word, ("", None))
+    if is_fine is not None and not is_fine(value):
+        raise GrammarError(f"{place} must be {wanted}, not {_brief(value)}")
+    # Validators divide fractions in binary: what is a multiple on paper is none to them.
+    if word == "multipleOf" and (value <= 0 or value != int(value)):
+        raise GrammarError(f"the keyword 'multipleOf' at {place} cannot be kept for {value}: only whole numbers")
 
 
 def _check_alone(node: dict[str, Any], word: str, path: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     odd = [item.nodeid for item in items if re.search(r" at 0x[0-9a-f]{9,}", item.nodeid)]
     if odd and "PYTEST_XDIST_WORKER" not in os.environ:
         raise pytest.UsageError(f"these tests are named by an address; give them ids: {odd}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """What workers send may hold half characters, which tests give to servers and find in logs."""
+    data = yield
+    return _encodable(data)
+
+
+def _encodable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_encodable, value))
+    if isinstance(value, dict):
+        return {_encodable(key): _encodable(item) for key, item in value.items()}
+    return value
 
 
 @pytest.fixture(autouse=True)

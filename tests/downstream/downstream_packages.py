@@ -64,7 +64,10 @@ def _fetch(wanted: tuple[str, ...], folder: Path) -> None:
                 f"need: {done.stderr.strip()}",
                 pytrace=False,
             )
-        if not folder.is_dir():  # another session may have been faster
+        try:
             partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another session may have been faster
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)

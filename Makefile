@@ -35,7 +35,8 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# Most modules of what is installed are never imported; the others are compiled when they are.
+# Most modules of what is installed are never imported; the others are compiled when they are, once.
+unexport PYTHONDONTWRITEBYTECODE
 $(VENV)/run.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
 	@echo "Installing Hardpoint and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .

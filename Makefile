@@ -35,14 +35,14 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
-# Most modules of what is installed are never imported; the others are compiled when they are, once.
-unexport PYTHONDONTWRITEBYTECODE
 $(VENV)/run.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
 	@echo "Installing Hardpoint and its dependencies into $(VENV) ..."
-	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e .
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-# All at once: an installation of its own before would compile the kernels twice.
+# All at once: an installation of its own before would compile the kernels twice. Most modules of what is
+# installed are never imported; the others are compiled when they are, once, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
 $(VENV)/test.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
 	@echo "Installing Hardpoint with the dependencies of its tests into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test]'

@@ -45,7 +45,7 @@ $(VENV)/run.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc
 $(VENV)/test.stamp: pyproject.toml constraints.txt hatch_build.py $(wildcard csrc/*) | $(BIN)/python
 	@echo "Installing Hardpoint with the dependencies of its tests into $(VENV) ..."
 	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[test]'
-	-@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib > /dev/null 2>&1
+	-@$(BIN)/python -m compileall -q -j 0 -x '/tests?/' $(VENV)/lib src > /dev/null 2>&1
 	@touch $(VENV)/run.stamp $@
 
 clean:

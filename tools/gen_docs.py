@@ -22,7 +22,7 @@ from hardpoint.compat.rows import Entry
 from hardpoint.compat.table import MODULES
 from hardpoint.config.flags import FRONT_END, Flag, reason
 from hardpoint.config.flags import GROUPS as ENGINE_FLAGS
-from hardpoint.env import VARIABLES
+from hardpoint.env import ALWAYS_SO, UNREAD, VARIABLES
 from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS, BUILTINS
 from hardpoint.extensions.ledger import KIND_MEANINGS
 from hardpoint.extensions.points import CONFIG_HOOKS, GROUPS, PLATFORM_HOOKS, REGISTRIES
@@ -195,12 +195,25 @@ def _values(flag: Flag) -> str:
 
 
 def environment() -> str:
-    """The table of environment variables."""
+    """The table of environment variables that are read."""
     return table(
         ("variable", "default", "meaning"),
         [
             [f"`{row.name}`", "-" if row.default in (None, "", ()) else f"`{row.default}`", row.help.replace("|", "or")]
             for row in VARIABLES
+            if row.name not in UNREAD | ALWAYS_SO
+        ],
+    )
+
+
+def environment_unread() -> str:
+    """The variables of vLLM's that change nothing, and why."""
+    return table(
+        ("variable", "in vLLM", "here"),
+        [
+            [f"`{row.name}`", row.help.replace("|", "or"), "always so" if row.name in ALWAYS_SO else "a warning"]
+            for row in VARIABLES
+            if row.name in UNREAD | ALWAYS_SO
         ],
     )
 
@@ -236,7 +249,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "ledger": ledger,
     },
     "docs/reference/flags.md": {"supported flags": supported_flags, "refused flags": refused_flags},
-    "docs/reference/environment.md": {"environment": environment},
+    "docs/reference/environment.md": {"environment": environment, "unread": environment_unread},
     "docs/models.md": {"models": partial(model_docs.supported, table)},
     "docs/compatibility.md": {"alias modules": alias_modules, "alias gaps": alias_gaps},
 }

@@ -115,7 +115,7 @@ VARIABLES = (
     Variable("VLLM_FLOAT32_MATMUL_PRECISION", str, "highest", "highest, high, medium"),
     Variable("VLLM_COMPUTE_NANS_IN_LOGITS", _flag, False, "count NaNs"),
     Variable("VLLM_RAISE_ON_LOGIT_NANS", _flag, False, "raise on NaN"),
-    Variable("VLLM_DISABLE_COMPILE_CACHE", _flag, False, "no compile cache"),
+    Variable("VLLM_DISABLE_COMPILE_CACHE", _flag, False, "Inductor compiles anew, whatever it has in its cache of graphs"),
     Variable("VLLM_PP_LAYER_PARTITION", str, None, "layers per stage"),
     Variable("VLLM_DISABLED_KERNELS", _words, (), "kernel names to skip"),
     Variable("VLLM_TUNED_CONFIG_FOLDER", str, None, "tuned kernel files"),
@@ -156,10 +156,8 @@ VARIABLES = (
 )
 # fmt: on
 
-# What they ask for is what happens anyway: no banner, no usage report, children by exec, nothing compiled.
-ALWAYS_SO = frozenset({
-    "VLLM_DISABLE_LOG_LOGO", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK", "VLLM_DISABLE_COMPILE_CACHE",
-})  # fmt: skip
+# What they ask for is what happens anyway: no banner, no usage report.
+ALWAYS_SO = frozenset({"VLLM_DISABLE_LOG_LOGO", "VLLM_NO_USAGE_STATS", "VLLM_DO_NOT_TRACK"})
 
 # vLLM's variables that this version knows and does not read; setting one is told in a warning.
 UNREAD = frozenset({

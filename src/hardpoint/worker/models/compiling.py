@@ -14,6 +14,7 @@ from torch import nn
 from hardpoint.config.sections import CompilationMode, VllmConfig
 from hardpoint.contracts.attention_backend import AttentionLayerBase
 from hardpoint.contracts.quantization import QuantizeMethodBase
+from hardpoint.env import envs
 from hardpoint.log import init_logger
 from hardpoint.worker.distributed.parallel_state import get_pp_group, get_tp_group
 from hardpoint.worker.layers.linear import UnquantizedLinearMethod
@@ -44,10 +45,12 @@ def compile_model(model: nn.Module, vllm_config: VllmConfig) -> None:
             part.forward = torch.compiler.disable(part.forward)
     _keep_collectives_outside()
     backend = config.backend or "inductor"
-    options = dict(config.inductor_compile_config) or None
+    options = dict(config.inductor_compile_config)
+    if envs.VLLM_DISABLE_COMPILE_CACHE:
+        options["fx_graph_cache"] = False
     for part in marked:
         part.forward = torch.compile(
-            part.forward, dynamic=True, backend=backend, options=options if backend == "inductor" else None
+            part.forward, dynamic=True, backend=backend, options=(options or None) if backend == "inductor" else None
         )
     names = ", ".join(sorted({type(part).__name__ for part in marked}))
     logger.info("%s is compiled with the backend %s", names, backend)

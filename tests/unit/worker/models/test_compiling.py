@@ -103,6 +103,21 @@ def test_layers_compiled_by_inductor_compute_the_same():
     assert not counters["graph_break"]
 
 
+@pytest.mark.parametrize("uncached", [False, True])
+def test_inductor_leaves_its_cache_alone_when_told_to(monkeypatch, uncached):
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", str(int(uncached)))
+    seen = []
+
+    def stand_in(function, *, options, **others):  # Inductor itself takes half a minute
+        inductor = torch._TorchCompileInductorWrapper(None, options, dynamic=True)
+        seen.append(inductor.config.get("fx_graph_cache", True))
+        return function
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    compile_model(support_torch_compile(type("Marked", (Inner,), {}))(), config("inductor"))
+    assert seen == [not uncached]
+
+
 class Inner(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1

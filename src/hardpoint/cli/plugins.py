@@ -25,6 +25,7 @@ from hardpoint.extensions.registry import registry
 from hardpoint.extensions.report import ROLES, BootReport, boot_in_child
 
 CONFIG = "config"  # the ledger key of config fields
+_OTHER_KEYS = (CONFIG, PATCHES, "plugin_config", "VLLM_PLUGINS")  # of the ledger, beside the table's
 _MODEL_PARTS = ("models", "oot_ops", "pluggable_layers")  # what happens to these shows when a model is looked at
 _MARKS = {"error": "ERROR", "warning": "WARNING", "note": "note"}
 
@@ -48,12 +49,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     _add_hooks(doctor)
     for command in (why, doctor):
         _add_own_flags(command)
-        command.add_argument(
+        rest = command.add_argument(
             "serve_flags",
             nargs=argparse.REMAINDER,
             metavar="MODEL ...",
             help="what `serve` would get: makes its config too",
         )
+        rest.required = False  # argparse would name it among what is missing
     parser.set_defaults(run=run)
     return parser
 
@@ -144,8 +146,9 @@ def _why(args: argparse.Namespace) -> int:
     key, name, as_json = args.key, args.name, args.json
     row_key = _row_key(key)
     if row_key is None:
-        near = difflib.get_close_matches(key, _keys(), n=3)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"keys are: {', '.join(_keys())}"
+        keys = [*_keys(), *_OTHER_KEYS]
+        near = difflib.get_close_matches(key, keys, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"keys are: {', '.join(keys)}"
         print(f"there is no extension point {key!r}; {hint}", file=sys.stderr)
         return 2
     flags = args.serve_flags if args.serve_flags or row_key == CONFIG else None
@@ -181,13 +184,13 @@ def _event(entry: LedgerEntry) -> str:
 
 
 def _keys() -> list[str]:
-    return [row.key for row in (*GROUPS, *REGISTRIES, *CONFIG_HOOKS)]
+    return list(dict.fromkeys(row.key for row in (*GROUPS, *REGISTRIES, *CONFIG_HOOKS)))
 
 
 def _row_key(key: str) -> str | None:
     by_group = {row.group: row.key for row in GROUPS}
     known = by_group.get(key, key)
-    return known if known in [*_keys(), CONFIG, PATCHES, "plugin_config", "VLLM_PLUGINS"] else None
+    return known if known in [*_keys(), *_OTHER_KEYS] else None
 
 
 def _built_in_names(key: str) -> dict[str, str]:

@@ -93,6 +93,19 @@ def test_why_knows_built_in_entries_and_corrects_spelling(run):
     assert "LlamaForCausalLM" in err
 
 
+def test_keys_are_named_once_each_and_all_of_them(run):
+    _, _, err = run("why", "qqqqqq", "X")
+    named = err.partition("keys are: ")[2].strip().split(", ")
+    assert len(named) == len(set(named))
+    assert {"models", "logits_processors", "worker_cls", "config", "patches"} <= set(named)
+
+
+def test_what_is_missing_is_named_and_nothing_else(run, capsys):
+    with pytest.raises(SystemExit):
+        run("why")
+    assert capsys.readouterr().err.strip().endswith("required: key, name")
+
+
 def test_doctor_finds_nothing_wrong_where_nothing_is(run, installed):
     installed("p-good", GOOD, {"vllm.general_plugins": {"good": "p_good:register"}})
     status, out, _ = run("doctor")

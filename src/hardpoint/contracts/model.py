@@ -2,7 +2,7 @@
 
 Built   once per worker by the loader, with `vllm_config` and `prefix`, inside the current config.
 Called  `forward` every step inside a forward context, then `compute_logits` on the rows that need it.
-Fault   what it raises ends the step for all its requests.
+Fault   what it raises ends the engine, and all requests with it.
 
 An ability is declared with a class attribute (or by deriving from its protocol); the `supports_*`
 functions answer for a class or an instance and warn about half a declaration.

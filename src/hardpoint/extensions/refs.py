@@ -113,7 +113,7 @@ def _import(module_name: str, ref: str) -> Any:
         raise RefImportError(
             f"{ref!r}: importing {module_name!r} raised {type(error).__name__}: {error}",
             code="ref-import",
-            fix=f"run `python -c 'import {module_name}'` to see the whole error",
+            fix=f"mend {module_name}; VLLM_LOGGING_LEVEL=DEBUG shows the whole error",
         ) from error
 
 

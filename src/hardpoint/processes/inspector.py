@@ -29,7 +29,7 @@ def _inspect(link: ParentLink) -> int:
         raise ConfigError(
             f"{ref!r} is not a class that derives from torch.nn.Module",
             code="model-class",
-            fix="register a model as <module>:<class>",
+            fix="derive the class from torch.nn.Module, or register another",
         )
     known = contract.inspection_of(found)
     # What a class declares is read by that module, which may have changed as well.

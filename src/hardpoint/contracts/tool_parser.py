@@ -58,7 +58,11 @@ class ToolParser:
         return load_ref(_CONSTRAIN)(request) if self.supports_required_and_named else request
 
     def get_structural_tag(self, request: Any, *, reasoning: bool = False, strict_level: Any = None) -> Any:
-        """A grammar for the format of the calls; None for no constraint."""
+        """A structural tag, as JSON text or an object, that holds the calls of strict tools to their schemas.
+
+        Asked where a tool is strict and the model may choose whether to call it; None = that cannot be kept, and the
+        request is refused.
+        """
         return None
 
     def extract_tool_calls(self, model_output: str, request: Any) -> ExtractedToolCallInformation:

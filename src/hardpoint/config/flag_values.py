@@ -16,7 +16,7 @@ def text_of(flag: Flag) -> Callable[[str], str]:
 
     def parse(text: str) -> str:
         if not text and flag.default != "":
-            raise argparse.ArgumentTypeError("the text is empty; leave the flag out instead")
+            raise argparse.ArgumentTypeError(f"{flag.names[0]} is an empty text; leave it out instead")
         if "\0" in text:
             raise argparse.ArgumentTypeError(f"{text!r} holds a NUL character")
         return text

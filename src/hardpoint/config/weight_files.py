@@ -7,7 +7,7 @@ from pathlib import Path
 from hardpoint.config.gguf_file import is_gguf
 from hardpoint.config.model_facts import read_json
 from hardpoint.config.sections import VllmConfig
-from hardpoint.errors import ModelFileError
+from hardpoint.errors import ConfigError, ModelFileError
 from hardpoint.extensions.registry import registry
 
 INDEX = "model.safetensors.index.json"
@@ -19,10 +19,19 @@ _LEAST_BYTES = 10
 def check_weights(config: VllmConfig) -> None:
     """Find a local checkpoint whose files are not there before a process is kept busy with it.
 
-    Raises ModelFileError. What is still to be fetched, or is for a plugin's loader to read, is left to that.
+    Raises ModelFileError, and ConfigError for options that no loader of ours has. What is still to be fetched, or is
+    for a plugin's loader to read, is left to that.
     """
-    place = Path(config.model_config.model).expanduser()
-    loader = registry("model_loaders").entry(config.load_config.load_format)
+    place, load = Path(config.model_config.model).expanduser(), config.load_config
+    loader = registry("model_loaders").entry(load.load_format)
+    if loader.built_in and load.model_loader_extra_config:
+        raise ConfigError(
+            f"load_config.model_loader_extra_config: load format {load.load_format!r} knows no "
+            f"{', '.join(map(str, load.model_loader_extra_config))}",
+            code="config-load-options",
+            origin="--model-loader-extra-config",
+            fix="leave it out, or choose a plugin's --load-format",
+        )
     reads_them = loader.built_in and loader.name in ("auto", "hf", "safetensors")
     if reads_them and place.is_dir() and not is_gguf(place):
         weight_files(place)

@@ -14,7 +14,7 @@ from hardpoint.config import model_files
 from hardpoint.config.engine_args import AsyncEngineArgs
 from hardpoint.config.flags import FLAGS, Flag, Whole
 from hardpoint.config.weight_files import check_weights
-from hardpoint.errors import HardpointError
+from hardpoint.errors import ConfigError, HardpointError
 from hardpoint.log import configure
 from hardpoint.processes import front_end
 
@@ -118,7 +118,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(refusal, name, value):
         (["--api-server-count", "0"], "0 is out of range"),
         (["--shutdown-timeout", "-1"], "-1 is out of range"),
         (["--gpu-memory-utilization", "1.5"], "1.5 is out of range"),
-        (["--scheduler-cls", ""], "the text is empty"),
+        (["--scheduler-cls", ""], "--scheduler-cls is an empty text"),
         (["--ssl-ca-certs", "/no/such"], "--ssl-ca-certs says nothing without a certificate"),
         (["--enable-ssl-refresh"], "--enable-ssl-refresh says nothing without a certificate"),
         (["--data-parallel-address", "127.0.0.1"], "has no meaning for a server with an engine of its own"),
@@ -193,6 +193,9 @@ def test_a_broken_path_is_never_looked_for_elsewhere(tmp_path, monkeypatch, caps
 def test_weights_that_are_not_there_are_found_before_the_engine_core_is_sent_anything(make_tiny_llama, break_it, said):
     folder = make_tiny_llama()
     check_weights(AsyncEngineArgs(model=str(folder)).create_engine_config())
+    options = AsyncEngineArgs(model=str(folder), model_loader_extra_config={"x": 1}).create_engine_config()
+    with pytest.raises(ConfigError, match="knows no x"):
+        check_weights(options)
     break_it(folder / "model.safetensors")
     config = AsyncEngineArgs(model=str(folder)).create_engine_config()
     with pytest.raises(HardpointError, match="tiny-llama") as caught:

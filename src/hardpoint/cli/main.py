@@ -138,13 +138,13 @@ def explain(error: HardpointError, command: str = "") -> int:
 
 def _unexpected(error: Exception) -> int:
     from hardpoint.extensions.faults import leave_out
-    from hardpoint.extensions.ledger import plugin_behind
+    from hardpoint.extensions.ledger import plugin_behind, plugin_place
 
     print(f"hardpoint: error: {type(error).__name__}: {error}", file=sys.stderr)
     fix = "this is not an error we know"
     plugin = plugin_behind(error)
     if plugin is not None:
-        print(f"  from: {plugin.label}", file=sys.stderr)
+        print(f"  from: {plugin.label}, at {plugin_place(error)}", file=sys.stderr)
         fix = leave_out(plugin)
     if not _traceback(error):
         print(f"  fix: {fix}; VLLM_LOGGING_LEVEL=DEBUG shows where it comes from", file=sys.stderr)

@@ -248,6 +248,16 @@ def plugin_behind(error: BaseException) -> Origin | None:
     return found
 
 
+def plugin_place(error: BaseException) -> str:
+    """`file:line` of the last line of a plugin that led to the error; "" when none did."""
+    place, trace = "", error.__traceback__
+    while trace is not None:
+        if ledger.origin_of_module(trace.tb_frame.f_globals.get("__name__", "")) is not None:
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
 def _caller_origin() -> Origin:
     frame = sys._getframe(2)
     while frame is not None:

@@ -25,7 +25,7 @@ from hardpoint.extensions import contract_versions, plugin_config
 from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS
 from hardpoint.extensions.discovery import Allowlist, Found, catalogue
 from hardpoint.extensions.faults import error_for, in_words, leave_out
-from hardpoint.extensions.ledger import attributing, ledger
+from hardpoint.extensions.ledger import attributing, ledger, plugin_place
 from hardpoint.extensions.patches import patches
 from hardpoint.extensions.points import GROUPS, group_row
 from hardpoint.extensions.refs import load_ref
@@ -316,8 +316,9 @@ def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException
         return
     if code == _WRONG_KIND:
         raise error
-    cause = None if ours else error
-    raise error_for(rule, what, code=code, origin=f"{origin.label}, in {ledger.role}", fix=fix) from cause
+    cause, place = (None, "") if ours else (error, plugin_place(error))
+    where = f"{origin.label}, in {ledger.role}" + (f", at {place}" if place else "")
+    raise error_for(rule, what, code=code, origin=where, fix=fix) from cause
 
 
 def _plugin_part(trace: TracebackType | None) -> TracebackType | None:

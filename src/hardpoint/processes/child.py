@@ -17,7 +17,7 @@ from hardpoint.contracts.worker import let_waiting_threads_sleep
 from hardpoint.errors import HardpointError
 from hardpoint.extensions.boot import boot
 from hardpoint.extensions.faults import leave_out
-from hardpoint.extensions.ledger import plugin_behind
+from hardpoint.extensions.ledger import plugin_behind, plugin_place
 from hardpoint.extensions.rows import Role
 from hardpoint.links.channel import ChannelClosed
 from hardpoint.links.children import ParentLink, attach
@@ -91,7 +91,7 @@ def described(error: BaseException) -> StartFailed:
     what = f"{type(error).__name__}: {str(error) or 'no message'}"
     plugin = plugin_behind(error)
     if plugin is not None:
-        return StartFailed("plugin-code", what, f"{plugin.label}, at {_place(error)}", leave_out(plugin), trace)
+        return StartFailed("plugin-code", what, f"{plugin.label}, at {plugin_place(error)}", leave_out(plugin), trace)
     return StartFailed("unexpected", what, origin=_place(error), traceback=trace)
 
 

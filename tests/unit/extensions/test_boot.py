@@ -58,6 +58,8 @@ def test_a_failing_plugin_stops_the_process_each_time_and_leaves_nothing(install
         errors.append(caught.value)
     assert errors[0] is errors[1]
     assert "p-b 1.0, vllm.general_plugins: b_bad, in front_end" in str(errors[0])
+    line = HALF[: HALF.index("raise")].count("\n") + 1
+    assert errors[0].origin.endswith(f"p_b.py:{line}")
     assert isinstance(errors[0].__cause__, ValueError)
     assert "Half" not in registry("models")
     assert (calls("p_a"), calls("p_c")) == (1, 0)

@@ -83,4 +83,4 @@ def test_the_files_behind_a_class_come_with_the_answer(odd, tmp_path):
     report = inspect_in_child("odd_models:OddForCausalLM")
     assert report.path == "odd_models:OddForCausalLM"
     assert report.sources[str(tmp_path / "odd_models.py")] == digest(tmp_path / "odd_models.py")
-    assert {Path(name).name for name in report.sources} == {"odd_models.py", "llama.py", "model.py"}
+    assert {Path(name).name for name in report.sources} == {"odd_models.py", "llama.py", "causal_lm.py", "model.py"}

@@ -1,6 +1,7 @@
 """Time the CPU kernels' linear layers beside torch's float32, pair by pair, and print medians.
 
 python bench/linear.py [--rows 1536 --columns 576] [--types Q4_1 Q8_0] [--tokens 1 8 128] [--threads 1] [--pairs 15]
+With `--plain` weights stay where torch has them, and torch computes in the same type.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import gguf
 import numpy as np
 import torch
 
 from hardpoint.config.gguf_file import BLOCK_SIZES, GGMLType
+from hardpoint.worker.kernels import plain
 from hardpoint.worker.kernels.library import Library, kernels
 from hardpoint.worker.kernels.packed import PackedLinear, PackedMatrix
 from hardpoint.worker.loaders.stored import StoredTensor
@@ -22,6 +25,7 @@ from hardpoint.worker.quantization.ggml import dequantize
 
 # What the `gguf` package can write.
 _TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16", "F32")
+_PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Time a measurement should take, so that the clock's steps do not matter.
 _SECONDS = 0.02
 
@@ -54,6 +58,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1536)
     parser.add_argument("--columns", type=int, default=576)
     parser.add_argument("--types", nargs="+", choices=_TYPES, default=["Q4_0", "Q4_1", "Q8_0", "F16"])
+    parser.add_argument("--plain", action="store_true", help="weights that are not packed")
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 8, 128])
     parser.add_argument("--isas", nargs="+", default=None)
     parser.add_argument("--threads", type=int, default=1)
@@ -72,13 +77,15 @@ def main() -> None:
     print(f"{options.rows} x {options.columns}, {options.threads} thread(s); smallest call {smallest:.1f} us")
     print(f"{'type':<6}{'set':<9}{'tokens':>7}{'kernel G/s':>12}{'torch G/s':>11}{'ratio':>8}")
     for name in options.types:
-        layer = layer_of(library, GGMLType[name], values)
+        dtype = _PLAIN[name] if options.plain else torch.float32
+        weight = dense.to(dtype)
+        layer = partial(plain.linear, weight=weight) if options.plain else layer_of(library, GGMLType[name], values)
         for isa in options.isas or library.isas[:2]:
             library.use_isa(isa)
             for tokens in options.tokens:
-                x = torch.randn(tokens, options.columns)
+                x = torch.randn(tokens, options.columns).to(dtype)
                 ours, theirs, ratio = compare(
-                    lambda x=x, layer=layer: layer(x), lambda x=x: torch.nn.functional.linear(x, dense), options.pairs
+                    partial(layer, x), partial(torch.nn.functional.linear, x, weight), options.pairs
                 )
                 products = tokens * values.size / 1e9
                 print(f"{name:<6}{isa:<9}{tokens:>7}{products / ours:>12.1f}{products / theirs:>11.1f}{ratio:>8.2f}")

@@ -54,7 +54,7 @@ class SchedulerConfig(Section):
     max_num_encoder_input_tokens: int = derived(0)
     encoder_cache_size: int = derived(0)
 
-    def __post_init__(self, max_model_len: int, is_encoder_decoder: bool) -> None:  # type: ignore[override]
+    def __post_init__(self, max_model_len: int, is_encoder_decoder: bool) -> None:
         super().__post_init__()
         self.max_num_encoder_input_tokens = self.max_num_batched_tokens
         self.encoder_cache_size = self.max_num_batched_tokens

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hardpoint.contracts.io_processor import IOProcessor
-from hardpoint.errors import PluginError
+from hardpoint.errors import EngineGenerateError, HardpointError, PluginError
 from hardpoint.extensions.boot import load_io_processor_class
 from hardpoint.extensions.faults import in_words
 from hardpoint.extensions.ledger import Origin, attributing, ledger
@@ -82,9 +83,30 @@ class BesideTheLoop:
         return await asyncio.to_thread(self._before, data, request_id)
 
     def _before(self, data: Any, request_id: str) -> tuple[list[Any], PoolingParams]:
-        prompts = prompts_of(self._processor, data, request_id)
-        return prompts, params_of(self._processor, None)
+        with _blaming(self._processor):
+            prompts = prompts_of(self._processor, data, request_id)
+            return prompts, params_of(self._processor, None)
 
     async def after(self, outputs: Sequence[Any], request_id: str) -> Any:
         """The answer of a request."""
-        return await asyncio.to_thread(self._processor.post_process, outputs, request_id=request_id)
+        return await asyncio.to_thread(self._after, outputs, request_id)
+
+    def _after(self, outputs: Sequence[Any], request_id: str) -> Any:
+        with _blaming(self._processor):
+            return self._processor.post_process(outputs, request_id=request_id)
+
+
+@contextmanager
+def _blaming(processor: IOProcessor[Any, Any]) -> Iterator[None]:
+    """What the block raises is a refusal of the request (ValueError), or the processor's fault, which ends it."""
+    try:
+        yield
+    except (ValueError, HardpointError):
+        raise
+    except Exception as error:
+        kind = type(processor)
+        origin = ledger.origin_of_module(kind.__module__)
+        what = f"the IO processor {kind.__qualname__} failed: {type(error).__name__}: {error}"
+        name = origin.entry_point if origin is not None else kind.__qualname__
+        ledger.record("fault", "io_processors", name, origin=origin, detail=what)
+        raise EngineGenerateError(what, code="io-processor", origin=origin.label if origin else "") from error

@@ -19,7 +19,9 @@ from hardpoint.contracts.logits_processor import (
     LogitsProcRequestState,
 )
 from hardpoint.errors import PluginError
+from hardpoint.extensions.boot import owner_of
 from hardpoint.extensions.groups import origin_label
+from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.types.sampling_params import SamplingParams
 
@@ -147,6 +149,9 @@ class _Host:
         """Log what went wrong, with its traceback; returns it in words for the client."""
         reason = f"logits processor {self.name} failed in {doing}: {type(error).__name__}: {error}"
         logger.error("%s; the requests that use it end, the others go on", reason, exc_info=error)
+        owner = owner_of(self._kind)
+        name = self._kind.__qualname__ if owner is None else owner.name
+        ledger.record("fault", "logits_processors", name, origin=owner and owner.origin, detail=reason)
         return reason
 
     def _checked(self, changed: Any, before: Tensor) -> Tensor:

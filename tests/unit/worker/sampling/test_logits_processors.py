@@ -13,6 +13,7 @@ from hardpoint.contracts.logits_processor import (
     process_dict_updates,
 )
 from hardpoint.errors import PluginError
+from hardpoint.extensions.ledger import ledger
 from hardpoint.types.sampling_params import SamplingParams
 
 FORBIDDEN = float("-inf")
@@ -340,10 +341,13 @@ def test_a_raising_processor_ends_the_requests_that_use_it(monkeypatch, kind, ho
 
 @pytest.mark.parametrize("how", ["write", "shape", "forgets"])
 def test_other_ways_to_fail_end_only_their_users_too(monkeypatch, how, solo):
+    before = len(ledger.entries(kind="fault", key="logits_processors"))
     runner = make_runner(monkeypatch, logits_processors=[ByOutput, Fails])
     jobs = Driver(runner, 2).run(*work(j3={"fail": how}))
     assert jobs[3].error is not None
     assert {r: a for r, a in outputs(jobs).items() if r != "job3"} == {r: a for r, a in solo.items() if r != "job3"}
+    faults = ledger.entries(kind="fault", key="logits_processors")[before:]
+    assert [(entry.name, "failed in apply" in entry.detail) for entry in faults] == [("Fails", True)]
 
 
 def test_a_forgotten_return_value_counts_as_true(monkeypatch):

@@ -49,6 +49,11 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 async def _cancelled(task: asyncio.Future[Any]) -> None:
     """Cancel a task and wait until it has cleaned up; what it raised is of no interest any more."""
+    if task.done():
+        # To wait for it again would take the traceback from an error that is on its way to the log.
+        if not task.cancelled():
+            task.exception()
+        return
     task.cancel()
     with contextlib.suppress(asyncio.CancelledError, Exception):
         await task

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import traceback
 
 import pytest
 
-from hardpoint.front_end.server.streams import DONE, KEEP_ALIVE, event, merge
+from hardpoint.front_end.server.streams import DONE, KEEP_ALIVE, event, merge, unless_disconnected
 from process_tools import PATIENCE_S, happens
 
 
@@ -174,3 +175,19 @@ def test_client_that_leaves_while_a_chunk_is_being_sent_ends_the_work(make_serve
         assert server.engine.aborted
 
     run(check())
+
+
+def test_an_error_keeps_its_traceback(run):
+    class Request:
+        async def receive(self):
+            await asyncio.Event().wait()
+
+    async def work():
+        raise KeyError("inside")
+
+    async def check():
+        with pytest.raises(KeyError) as caught:
+            await unless_disconnected(Request(), work())
+        return [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+    assert "work" in run(check())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from hardpoint.extensions import plugin_config
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Triton decides when it is imported whether kernels are interpreted, as they must be without a GPU.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# A shell has what it starts in the background ignore Ctrl-C, and what that starts would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if "PYTEST_XDIST_WORKER" in os.environ:
     # The other workers want the cores as well.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

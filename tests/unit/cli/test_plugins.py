@@ -216,7 +216,8 @@ def test_why_names_who_wrote_a_config_field(run, installed, model_folder):
 def test_doctor_makes_the_config_of_serve_flags(run, model_folder):
     status, out, _ = run("doctor", "--", model_folder, "--scheduler-cls", "not_there.Scheduler")
     assert status == 1
-    assert "(engine_core)" in finding(out, "not_there")
+    assert "(engine_core)" in finding(out, "ERROR: 'not_there.Scheduler'")
+    assert "scheduler_config.scheduler_cls is 'not_there.Scheduler'" in finding(out, "front_end, worker")
     status, out, _ = run("doctor", "--", model_folder + "-missing")
     assert status == 1
     assert "cannot be found" in finding(out, "-missing")

@@ -50,7 +50,8 @@ class MediaParts:
 
     def knows(self, part: Any) -> bool:
         """Whether a part of a message is an item of media."""
-        return isinstance(part, Mapping) and (part.get("type") in IMAGE_PARTS or part.get("type") in _OTHER_MEDIA)
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        return isinstance(kind, str) and (kind in IMAGE_PARTS or kind in _OTHER_MEDIA)
 
     def take(self, part: Mapping[str, Any], where: str) -> MediaPart:
         """Note an item. VLLMValidationError where the model does not take it, or no more of it."""

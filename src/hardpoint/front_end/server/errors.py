@@ -175,10 +175,15 @@ def problems_of(error: RequestValidationError | pydantic.ValidationError) -> lis
     return [(where, " or: ".join(reasons)) for where, reasons in found.items()]
 
 
+def line_of(where: str | None, reason: str) -> str:
+    """A problem with its place, which a reason may begin with."""
+    return reason if not where or reason.startswith(f"{where} ") else f"{where}: {reason}"
+
+
 def _validation(error: Exception) -> Failure:
     assert isinstance(error, RequestValidationError | pydantic.ValidationError)
     raw, problems = list(error.errors()), problems_of(error)
-    lines = [f"{where}: {reason}" if where else reason for where, reason in problems[:MAX_LISTED_PROBLEMS]]
+    lines = [line_of(where, reason) for where, reason in problems[:MAX_LISTED_PROBLEMS]]
     param = next((where for where, _ in problems[:MAX_LISTED_PROBLEMS] if where), None)
     if len(problems) > MAX_LISTED_PROBLEMS:
         lines.append(f"and {len(problems) - MAX_LISTED_PROBLEMS} more")

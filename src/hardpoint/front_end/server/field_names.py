@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pydantic
 
 from hardpoint.errors import VLLMValidationError
-from hardpoint.front_end.server.errors import MAX_LISTED_PROBLEMS, problems_of
+from hardpoint.front_end.server.errors import MAX_LISTED_PROBLEMS, line_of, problems_of
 
 
 class Place(NamedTuple):
@@ -94,5 +94,5 @@ class FieldNames:
             path = self.path(place) if place else None
             first = first or path
             reason = self.text(reason, place)
-            lines.append(f"{path}: {reason}" if path else reason)
+            lines.append(line_of(path, reason))
         return VLLMValidationError("; ".join(lines), parameter=first)

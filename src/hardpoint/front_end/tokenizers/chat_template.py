@@ -413,7 +413,7 @@ def _part_text(part: Any, place: int, number: int) -> str:
     if isinstance(part, str):
         return part
     kind = part.get("type", "text") if isinstance(part, Mapping) else None
-    if kind not in _TEXT_PARTS:
+    if not isinstance(kind, str) or kind not in _TEXT_PARTS:
         raise VLLMValidationError(
             f"content parts of type {kind!r} are not supported: this model reads text", parameter=where
         )

@@ -97,3 +97,37 @@ def test_half_a_surrogate_pair_is_refused_wherever_it_stands(make_server, run, p
         )
 
     run(check())
+
+
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+FUNCTION = {"type": "function", "name": "f"}
+ODD_PARTS = [
+    ("chat", {"messages": [{"role": "user", "content": [{"type": ["a"], "text": "x"}]}]}, "messages.0.content.0"),
+    ("chat", {"messages": [{"role": "user", "content": [{"type": {"a": 1}}]}]}, "messages.0.content.0"),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": "x"}]}, "messages.0.tool_calls"),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": [CALL, 5]}]}, "messages.0.tool_calls.1"),
+    ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]}, "messages.0.tool_calls.0"),
+    ("chat", {"tools": [{"type": "function", "function": {"name": ""}}]}, "tools.0.function.name"),
+    ("responses", {"input": [{"type": "reasoning", "content": "x"}]}, "input.0.content"),
+    ("responses", {"input": [{"type": "reasoning", "content": [5]}]}, "input.0.content"),
+    ("responses", {"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, "input.0.content.0.text"),
+    ("responses", {"tool_choice": "required"}, "tool_choice"),
+    ("responses", {"tool_choice": 5, "tools": [FUNCTION]}, "tool_choice"),
+    ("responses", {"tool_choice": "any", "tools": [FUNCTION]}, "tool_choice"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "param"), ODD_PARTS, ids=range(len(ODD_PARTS)))
+def test_odd_parts_are_refused_by_their_place(make_server, run, path, body, param):
+    base = {"input": "hi"} if path == "responses" else {"messages": BASE["messages"]}
+    path = {"chat": "chat/completions"}.get(path, path)
+
+    async def check():
+        server = await make_server(enable_auto_tool_choice=True, tool_call_parser="hermes")
+        answer = await server.post(f"/v1/{path}", {**base, **body})
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == param
+        assert not re.search(r"unhashable|Param\b|ChatCompletion", error["message"])
+
+    run(check())

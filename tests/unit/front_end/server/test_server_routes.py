@@ -50,8 +50,8 @@ def test_tokenize_and_back(make_server, ids, run):
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/tokenize", {}, "text.prompt"),
-        ("/tokenize", {"prompt": 5}, "text.prompt"),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         (
             "/tokenize",

@@ -85,7 +85,17 @@ def check_messages(messages: Any) -> list[dict[str, Any]]:
             raise VLLMValidationError(f"a {message['role']} message needs content", parameter=f"{where}.content")
         if content is not None and not isinstance(content, str | list):
             raise VLLMValidationError("content must be a text or a list of parts", parameter=f"{where}.content")
+        _check_calls(message.get("tool_calls"), f"{where}.tool_calls")
     return messages
+
+
+def _check_calls(calls: Any, where: str) -> None:
+    if calls is not None and not isinstance(calls, list):
+        raise VLLMValidationError("tool_calls must be a list", parameter=where)
+    for i, call in enumerate(calls or ()):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise VLLMValidationError("a tool call needs a function with a name", parameter=f"{where}.{i}")
 
 
 def check_tool_names(names: list[Any], place: str) -> None:
@@ -94,6 +104,8 @@ def check_tool_names(names: list[Any], place: str) -> None:
     place  of the name of the tool `{}`
     """
     for index, name in enumerate(names):
+        if name == "":
+            raise VLLMValidationError("a tool needs a name", parameter=place.format(index))
         if name in names[:index]:
             raise VLLMValidationError(f"two tools have the name {str(name)[:64]!r}", parameter=place.format(index))
 

@@ -168,6 +168,8 @@ class ResponsesRequest(RequestBody):
 
     def _tools(self) -> dict[str, Any]:
         if not self.tools:
+            if self.tool_choice not in (None, "auto", "none"):
+                raise VLLMValidationError("tool_choice needs tools", parameter="tool_choice")
             return {}
         return {
             "tools": [_function(tool, f"tools.{i}") for i, tool in enumerate(self.tools)],
@@ -229,9 +231,10 @@ def _say(turn: dict[str, Any], kind: str, item: dict[str, Any], where: str) -> N
                 "reasoning that another server has encrypted cannot be read here: leave it out, or give its content",
                 parameter=f"{where}.encrypted_content",
             )
-        turn["reasoning"] = turn.get("reasoning", "") + "".join(
-            str(part.get("text", "")) for part in parts if isinstance(part, dict)
-        )
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise VLLMValidationError("content must be a list of parts with text", parameter=f"{where}.content")
+        texts = [_field(part, "text", f"{where}.content.{j}") for j, part in enumerate(parts)]
+        turn["reasoning"] = turn.get("reasoning", "") + "".join(texts)
     else:
         function = {"name": _field(item, "name", where), "arguments": _field(item, "arguments", where)}
         call = {"id": _field(item, "call_id", where), "type": "function", "function": function}
@@ -286,16 +289,23 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
+    if choice is None or choice in ("none", "auto", "required"):
         return choice
+    if not isinstance(choice, dict):
+        raise _bad_choice()
     if choice.get("type") == "function":
         return {"type": "function", "function": {"name": _field(choice, "name", "tool_choice")}}
     if choice.get("type") == "allowed_tools" and isinstance(choice.get("tools"), list):
         tools = [{"type": "function", "function": {"name": _field(tool, "name", "tool_choice.tools")}}
                  for tool in choice["tools"] if isinstance(tool, dict)]  # fmt: skip
         return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": tools}}
-    raise VLLMValidationError("tool_choice must be none, auto, required, a function or allowed_tools",
-                              parameter="tool_choice")  # fmt: skip
+    raise _bad_choice()
+
+
+def _bad_choice() -> VLLMValidationError:
+    return VLLMValidationError(
+        "tool_choice must be none, auto, required, a function or allowed_tools", parameter="tool_choice"
+    )
 
 
 class ResponseUsage(RequestBody):

@@ -132,7 +132,12 @@ def test_running_requests_finish_within_the_shutdown_timeout(tiny_llama):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_start_can_be_interrupted(tiny_llama, number):
-    with ServerProcess(tiny_llama) as server:
+    previous = signal.signal(number, signal.SIG_DFL)  # Were it ignored, as nohup has it, so it would be below.
+    try:
+        server = ServerProcess(tiny_llama)
+    finally:
+        signal.signal(number, previous)
+    with server:
         server.wait_engine_started()
         server.process.send_signal(number)
         assert server.exit_status() == 0, server.log()

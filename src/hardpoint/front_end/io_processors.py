@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import PydanticSerializationError, to_json
+
 from hardpoint.contracts.io_processor import IOProcessor
 from hardpoint.errors import EngineGenerateError, HardpointError, PluginError
 from hardpoint.extensions.boot import load_io_processor_class
@@ -93,7 +95,12 @@ class BesideTheLoop:
 
     def _after(self, outputs: Sequence[Any], request_id: str) -> Any:
         with _blaming(self._processor):
-            return self._processor.post_process(outputs, request_id=request_id)
+            answer = self._processor.post_process(outputs, request_id=request_id)
+            try:
+                to_json(answer)
+            except PydanticSerializationError as error:
+                raise TypeError(f"post_process gave what JSON cannot say: {error}") from None
+            return answer
 
 
 @contextmanager

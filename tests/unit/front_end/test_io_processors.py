@@ -51,3 +51,10 @@ def test_what_is_no_refusal_names_the_processor_and_stands_in_the_ledger(method)
 def test_a_refusal_is_passed_on(method):
     with pytest.raises(ValueError, match="too long"):
         asyncio.run(a_request(Faulty(ValueError("too long"), method)))
+
+
+def test_an_answer_that_json_cannot_say_is_a_fault(monkeypatch):
+    processor = Faulty(None, "none")
+    monkeypatch.setattr(processor, "perhaps", lambda method, value: {"x": object()} if "post" in method else value)
+    with pytest.raises(EngineGenerateError, match="post_process gave what JSON cannot say"):
+        asyncio.run(a_request(processor))

@@ -150,8 +150,8 @@ class _Host:
         reason = f"logits processor {self.name} failed in {doing}: {type(error).__name__}: {error}"
         logger.error("%s; the requests that use it end, the others go on", reason, exc_info=error)
         owner = owner_of(self._kind)
-        name = self._kind.__qualname__ if owner is None else owner.name
-        ledger.record("fault", "logits_processors", name, origin=owner and owner.origin, detail=reason)
+        name, origin = (self._kind.__qualname__, None) if owner is None else (owner.name, owner.origin)
+        ledger.record("fault", "logits_processors", name, origin=origin, detail=reason)
         return reason
 
     def _checked(self, changed: Any, before: Tensor) -> Tensor:

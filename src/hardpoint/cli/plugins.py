@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib.util
 import json
 import sys
 import time
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
 def _new(args: argparse.Namespace) -> int:
     folder = new_plugin(args.key, args.name, args.path)
     print(f"wrote {folder}")
-    print(f"  test it:    cd {folder} && {sys.executable} -m pytest")
+    first = "" if importlib.util.find_spec("pytest") else f"{sys.executable} -m pip install pytest && "
+    print(f"  test it:    {first}cd {folder} && {sys.executable} -m pytest")
     print(f"  install it: {sys.executable} -m pip install -e {folder}")
     return 0
 

@@ -1,4 +1,5 @@
 import argparse
+import importlib.util
 import json
 import re
 
@@ -303,3 +304,11 @@ def test_doctor_tells_of_two_plugins_that_patch_one_place(run, installed):
     assert "leave one of the two out" in line
     status, out, _ = run("why", "patches", "hardpoint.engine_core.scheduler.default.Scheduler.schedule")
     assert (status, out.count("override")) == (0, 8)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_new_says_how_to_test_where_pytest_is_and_where_it_is_not(run, tmp_path, monkeypatch, there):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: real(name) if there or name != "pytest" else None)
+    status, out, _ = run("new", "general", "my-plugin", "--path", str(tmp_path / "my-plugin"))
+    assert (status, "pip install pytest && cd" in out) == (0, not there)

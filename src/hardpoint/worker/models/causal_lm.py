@@ -40,20 +40,22 @@ class CausalLM(nn.Module, SupportsPP):
         self.add_module(self.stack_name, stack)
         self.lm_head: nn.Module = PPMissingLayer()
         if get_pp_group().is_last_rank:
-            head = ParallelLMHead(
-                config.vocab_size,
-                self._head_width(config),
-                quant_config=self.quant_config,
-                prefix=maybe_prefix(prefix, "lm_head"),
-            )
-            embeddings: Any = self.get_submodule(self.embeddings_name)
-            self.lm_head = head.tie_weights(embeddings) if is_tied(config) else head
+            self.lm_head = self._make_head(config, maybe_prefix(prefix, "lm_head"))
         self.logits_processor = self._make_logits_processor(config)
         self.make_empty_intermediate_tensors = stack.make_empty_intermediate_tensors
 
     def _init_model(self, vllm_config: VllmConfig, prefix: str, **options: Any) -> Any:
         """Make the stack. options  what the constructor was given beside the configuration"""
         return self.stack_type(vllm_config=vllm_config, prefix=prefix, **options)
+
+    def _make_head(self, config: Any, prefix: str) -> nn.Module:
+        head = ParallelLMHead(
+            config.vocab_size, self._head_width(config), quant_config=self.quant_config, prefix=prefix
+        )
+        if not is_tied(config):
+            return head
+        embeddings: Any = self.get_submodule(self.embeddings_name)
+        return head.tie_weights(embeddings)
 
     def _head_width(self, config: Any) -> int:
         """Numbers per token that the output head takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -27,7 +28,7 @@ Params = PoolingParams | Sequence[PoolingParams] | None
 Loras = Sequence[LoRARequest] | LoRARequest | None
 
 
-class OfflinePooling:
+class OfflinePooling(ABC):
     """The pooling methods of an engine that runs here; `LLM` is the class with all of them."""
 
     llm_engine: LLMEngine
@@ -223,19 +224,19 @@ class OfflinePooling:
 
     # What the class with all of it has.
 
+    @abstractmethod
     def wait_for_completion(self, output_type: Any = None, *, use_tqdm: Tqdm = True) -> list[Any]:
         """Run until everything that is expected has ended."""
-        raise NotImplementedError
 
-    def _next_id(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _next_id(self) -> str: ...
 
-    def _expect(self, request_ids: list[str]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _expect(self, request_ids: list[str]) -> None: ...
 
     @staticmethod
-    def _listed(prompts: Any) -> list[Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _listed(prompts: Any) -> list[Any]: ...
 
 
 def _texts(data: Any, name: str) -> list[str]:

@@ -49,6 +49,8 @@ MAX_FAULTS_IN_A_ROW = 10
 # Records kept for a logger that is busy writing; more than a minute of steps.
 _MAX_HELD_RECORDS = 10_000
 _STOP_WAIT_S = 2.0
+# A record that takes longer is told of: all requests have waited for it.
+_SLOW_RECORD_S = 0.5
 
 
 class PerEngineStatLoggerAdapter(AggregateStatLoggerBase):
@@ -115,6 +117,7 @@ class _Isolated:
         self._held: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_MAX_HELD_RECORDS)
         self._faults: dict[str, int] = {}
         self._off = False
+        self._told_slow = name.startswith("hardpoint.")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -147,12 +150,24 @@ class _Isolated:
     def _call(self, method: str, args: tuple[Any, ...], named: dict[str, Any]) -> None:
         if self._off:
             return
+        began = time.perf_counter()
         try:
             getattr(self.inner, method)(*args, **named)
         except Exception as error:
             self._fault(method, error)
         else:
             self._faults.pop(method, None)
+            if method == "record" and not self._told_slow:
+                self._tell_slow(time.perf_counter() - began)
+
+    def _tell_slow(self, seconds: float) -> None:
+        if seconds < _SLOW_RECORD_S:
+            return
+        self._told_slow = True
+        what = f"record took {seconds:.1f} s, and all requests wait for it"
+        fix = "add up in record, and do the slow part in log"
+        ledger.record("warn", "stat_loggers", self.name, origin=self._origin, detail=what, fix=fix)
+        logger.warning("stat logger %s: %s. Fix: %s", self.name, what, fix)
 
     def _fault(self, method: str, error: Exception) -> None:
         count = self._faults[method] = self._faults.get(method, 0) + 1

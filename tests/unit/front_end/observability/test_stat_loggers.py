@@ -246,6 +246,18 @@ def test_raising_record_is_told_once_and_hurts_nobody(managers, caplog):
     assert "record raised RuntimeError: third time" in entry.detail
 
 
+@pytest.mark.parametrize("limit_s", [0.0, 1e6])
+def test_a_record_that_holds_requests_up_is_told_of_once(managers, caplog, monkeypatch, limit_s):
+    monkeypatch.setattr("hardpoint.front_end.observability.loggers._SLOW_RECORD_S", limit_s)
+    before = len(ledger.entries(kind="warn", key="stat_loggers"))
+    manager = managers(Recorder)
+    for _ in range(3):
+        manager.record(None, IterationStats())
+    told = ledger.entries(kind="warn", key="stat_loggers")[before:]
+    assert len(told) == caplog.text.count("all requests wait for it") == (limit_s == 0)
+    assert all(entry.name.endswith("Recorder") and "do the slow part in log" in entry.fix for entry in told)
+
+
 def test_always_raising_logger_is_switched_off(managers, caplog):
     class Bad(Recorder):
         def record(self, *args, **named):

@@ -79,7 +79,12 @@ class Core:
         self._context.destroy(linger=0)
 
     def _send(self, outputs):
-        self._router.send_multipart([b"client-0", self._encoder.encode(outputs)])
+        try:
+            self._router.send_multipart([b"client-0", self._encoder.encode(outputs)])
+        except zmq.ZMQError as error:
+            # The gate may have closed while this was on its way.
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
 
     def say(self, *outputs, **more):
         self._say.append(EngineCoreOutputs(outputs=list(outputs), **more))

@@ -107,7 +107,8 @@ def is_planned(row: Group | Registry | ConfigHook) -> bool:
 def contract(row: Group | Registry | ConfigHook) -> str:
     """Every class of the contract with its docstring, its signatures and vLLM's names for it."""
     refs = [row.contract] if row.contract else []
-    return "\n".join(_class(ref) for ref in [*refs, *MORE_CLASSES.get(row.key, [])])
+    classes = [_class(ref) for ref in [*refs, *MORE_CLASSES.get(row.key, [])]]
+    return "\n".join(classes) or "There is no class to derive from: the facts above are the contract.\n"
 
 
 def suites(row: Group | Registry | ConfigHook) -> str:

@@ -147,7 +147,7 @@ def _unexpected(error: Exception) -> int:
         print(f"  from: {plugin.label}, at {plugin_place(error)}", file=sys.stderr)
         fix = leave_out(plugin)
     if not _traceback(error):
-        print(f"  fix: {fix}; VLLM_LOGGING_LEVEL=DEBUG shows where it comes from", file=sys.stderr)
+        print(f"  fix: {fix}; VLLM_LOGGING_LEVEL=DEBUG shows the traceback", file=sys.stderr)
     return FAILURE
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hardpoint.errors import PluginError
-from hardpoint.extensions.ledger import Origin
+from hardpoint.extensions.ledger import Origin, ledger
 from hardpoint.extensions.rows import Fault
 
 
@@ -36,6 +36,14 @@ def leave_out(origin: Origin) -> str:
     package = f"{origin.distribution} {origin.version}".strip() or origin.module
     mend = "correct what it complains of" if origin.distribution == "hardpoint" else f"mend or uninstall {package}"
     return f"{mend}, or leave it out with HARDPOINT_PLUGINS_DENY={origin.entry_point}" if origin.entry_point else mend
+
+
+def note_fault(key: str, name: str, what: str, origin: Origin | None) -> None:
+    """Note what a plugin did wrong while it was used; under its entry point's name where `origin` tells one."""
+    if origin is None:
+        ledger.record("fault", key, name, detail=what)
+    else:
+        ledger.record("fault", key, origin.entry_point or name, origin=origin, detail=what, fix=leave_out(origin))
 
 
 def in_words(error: BaseException) -> str:

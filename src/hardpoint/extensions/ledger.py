@@ -248,11 +248,16 @@ def plugin_behind(error: BaseException) -> Origin | None:
     return found
 
 
-def plugin_place(error: BaseException) -> str:
-    """`file:line` of the last line of a plugin that led to the error; "" when none did."""
+def plugin_place(error: BaseException, importing: str = "") -> str:
+    """`file:line` of the last line of a plugin that led to the error; "" when none did.
+
+    importing  a module of the plugin, where it is not known as such yet
+    """
     place, trace = "", error.__traceback__
+    package = importing.partition(".")[0]
     while trace is not None:
-        if ledger.origin_of_module(trace.tb_frame.f_globals.get("__name__", "")) is not None:
+        module = trace.tb_frame.f_globals.get("__name__", "")
+        if (package and module.partition(".")[0] == package) or ledger.origin_of_module(module) is not None:
             place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

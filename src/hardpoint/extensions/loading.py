@@ -316,7 +316,7 @@ def fault(row: Group, found: Found, rule: Fault, what: str, error: BaseException
         return
     if code == _WRONG_KIND:
         raise error
-    cause, place = (None, "") if ours else (error, plugin_place(error))
+    cause, place = (None, "") if ours else (error, plugin_place(error, found.origin.module))
     where = f"{origin.label}, in {ledger.role}" + (f", at {place}" if place else "")
     raise error_for(rule, what, code=code, origin=where, fix=fix) from cause
 

@@ -12,7 +12,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from hardpoint.contracts.io_processor import IOProcessor
 from hardpoint.errors import EngineGenerateError, HardpointError, PluginError
 from hardpoint.extensions.boot import load_io_processor_class
-from hardpoint.extensions.faults import in_words
+from hardpoint.extensions.faults import in_words, note_fault
 from hardpoint.extensions.ledger import Origin, attributing, ledger
 from hardpoint.types.pooling_params import PoolingParams
 
@@ -114,6 +114,5 @@ def _blaming(processor: IOProcessor[Any, Any]) -> Iterator[None]:
         kind = type(processor)
         origin = ledger.origin_of_module(kind.__module__)
         what = f"the IO processor {kind.__qualname__} failed: {type(error).__name__}: {error}"
-        name = origin.entry_point if origin is not None else kind.__qualname__
-        ledger.record("fault", "io_processors", name, origin=origin, detail=what)
+        note_fault("io_processors", kind.__qualname__, what, origin)
         raise EngineGenerateError(what, code="io-processor", origin=origin.label if origin else "") from error

@@ -124,6 +124,13 @@ def test_an_endpoint_with_another_name_is_remarked(install, caplog, monkeypatch)
     assert "calls itself 'other'" in messages(caplog, logging.WARNING)[0]
 
 
+def test_an_import_that_stops_names_its_line(install):
+    install("late", "import sys\n\nsys.not_there\n", {"vllm.logits_processors": {"late": "p_late:One"}})
+    with pytest.raises(PluginError) as caught:
+        groups.load_logits_processors()
+    assert caught.value.origin.endswith("p_late.py:3")
+
+
 @pytest.mark.parametrize("names", [None, "", "something"])
 def test_logits_processors_of_both_interfaces_load_whatever_the_allowlist_says(install, monkeypatch, names):
     if names is not None:

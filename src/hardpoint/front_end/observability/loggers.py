@@ -19,6 +19,7 @@ from hardpoint.contracts.stat_logger import (
     StatLoggerFactory,
 )
 from hardpoint.env import envs
+from hardpoint.extensions.faults import note_fault
 from hardpoint.extensions.groups import load_stat_logger_plugin_factories
 from hardpoint.extensions.ledger import Origin, ledger
 from hardpoint.front_end.observability.console import AggregatedLoggingStatLogger, LoggingStatLogger
@@ -113,6 +114,7 @@ class _Isolated:
         self.inner = inner
         self.name = name
         self._origin = origin
+        self._entry_point = origin.entry_point if origin is not None else ""
         self._busy = threading.Lock()
         self._held: deque[tuple[str, tuple[Any, ...], dict[str, Any]]] = deque(maxlen=_MAX_HELD_RECORDS)
         self._faults: dict[str, int] = {}
@@ -166,7 +168,7 @@ class _Isolated:
         self._told_slow = True
         what = f"record took {seconds:.1f} s, and all requests wait for it"
         fix = "add up in record, and do the slow part in log"
-        ledger.record("warn", "stat_loggers", self.name, origin=self._origin, detail=what, fix=fix)
+        ledger.record("warn", "stat_loggers", self._entry_point or self.name, origin=self._origin, detail=what, fix=fix)
         logger.warning("stat logger %s: %s. Fix: %s", self.name, what, fix)
 
     def _fault(self, method: str, error: Exception) -> None:
@@ -174,12 +176,12 @@ class _Isolated:
         _fault_counter().labels(self.name, method).inc()
         if count == 1:
             what = f"{method} raised {type(error).__name__}: {error}"
-            ledger.record("fault", "stat_loggers", self.name, origin=self._origin, detail=what)
+            note_fault("stat_loggers", self.name, what, self._origin)
             logger.error("stat logger %s: %s; requests go on", self.name, what, exc_info=error)
         if count >= MAX_FAULTS_IN_A_ROW:
             self._off = True
             what = f"switched off after {count} failures of {method} in a row"
-            ledger.record("fault", "stat_loggers", self.name, origin=self._origin, detail=what)
+            note_fault("stat_loggers", self.name, what, self._origin)
             logger.error("stat logger %s: %s", self.name, what)
 
     def start(self, interval_s: float) -> None:

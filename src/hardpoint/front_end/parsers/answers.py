@@ -21,6 +21,7 @@ from typing import Any
 from hardpoint.contracts.reasoning_parser import ReasoningParser
 from hardpoint.contracts.tool_parser import ToolParser
 from hardpoint.errors import ConfigError, EngineGenerateError, VLLMValidationError
+from hardpoint.extensions.faults import leave_out
 from hardpoint.extensions.ledger import ledger
 from hardpoint.extensions.registry import registry
 from hardpoint.front_end.parsers.forced_calls import NamedCallParser, RequiredCallParser
@@ -54,7 +55,8 @@ def blaming(key: str, name: str) -> Iterator[None]:
         entry = registry(key).get(name)
         origin = entry.origin if entry is not None else None
         logger.error("%s\n%s", what, "".join(traceback.format_exception(error)))
-        ledger.record("fault", key, name, origin=origin, detail=what)
+        fix = leave_out(origin) if origin is not None else ""
+        ledger.record("fault", key, name, origin=origin, detail=what, fix=fix)
         raise EngineGenerateError(what, code="parser", origin=origin.label if origin else "") from error
 
 

@@ -10,11 +10,15 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.datastructures import State
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from hardpoint.contracts.engine_client import EngineClient
+from hardpoint.errors import HardpointError, PluginError
 from hardpoint.extensions.boot import load_endpoint_plugins
+from hardpoint.extensions.faults import in_words, note_fault
 from hardpoint.extensions.ledger import Origin, attributing, ledger
 from hardpoint.extensions.loading import owner_of
+from hardpoint.front_end.server.errors import failure_of
 from hardpoint.front_end.server.route_table import flatten_routes
 from hardpoint.log import init_logger
 
@@ -35,7 +39,10 @@ def attach_endpoint_plugins(app: FastAPI, supported_tasks: Sequence[str] | None)
         with attributing(origin):
             plugin.attach_router(app)
         flatten_routes(app)
-        owners.update({id(route): origin for route in app.routes if id(route) not in known})
+        for route in app.routes:
+            if id(route) not in known:
+                owners[id(route)] = origin
+                _watch(route, origin)
     app.state.endpoint_plugins = plugins
     if plugins:
         app.router.routes[:] = settle_routes(app.routes, own, owners)
@@ -51,6 +58,30 @@ async def init_endpoint_plugins_state(engine_client: EngineClient | None, state:
     for plugin in getattr(state, "endpoint_plugins", []):
         with attributing(_origin(plugin)):
             await plugin.init_state(engine_client, state, args)
+
+
+class _Watched:
+    """A plugin's route. What it raises and nobody answers is the plugin's fault: noted, and named to the client."""
+
+    def __init__(self, app: ASGIApp, path: str, origin: Origin) -> None:
+        self._app, self._path, self._origin = app, path, origin
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception as error:
+            if isinstance(error, HardpointError) or failure_of(error).status < 500:
+                raise
+            origin = self._origin
+            name = origin.entry_point or origin.module
+            what = f"endpoint plugin {name} failed at {self._path}: {in_words(error)}"
+            note_fault("endpoints", name, what, origin)
+            raise PluginError(what, code="endpoint-call") from error
+
+
+def _watch(route: Any, origin: Origin) -> None:
+    if hasattr(route, "app"):
+        route.app = _Watched(route.app, getattr(route, "path", ""), origin)
 
 
 def settle_routes(routes: Sequence[Any], own: set[int], owners: dict[int, Origin]) -> list[Any]:

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from hardpoint.contracts.request_hook import ARGUMENTS, CONTENT, REASONING, HookedRequest, RequestHook, RequestRefused
 from hardpoint.errors import EngineGenerateError, PluginError
 from hardpoint.extensions.boot import load_request_hooks, owner_of
-from hardpoint.extensions.ledger import Origin, attributing, ledger
+from hardpoint.extensions.faults import note_fault
+from hardpoint.extensions.ledger import Origin, attributing
 from hardpoint.front_end.parsers.answers import Answer, merged
 from hardpoint.front_end.server.errors import ApiError
 from hardpoint.log import init_logger
@@ -106,7 +107,7 @@ def _blaming(hook: RequestHook) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         what = f"the request hook {type(hook).__qualname__} failed: {type(error).__name__}: {error}"
         logger.error("%s\n%s", what, "".join(traceback.format_exception(error)))
-        ledger.record("fault", "request_hooks", type(hook).__qualname__, origin=origin, detail=what)
+        note_fault("request_hooks", type(hook).__qualname__, what, origin)
         raise EngineGenerateError(what, code="request-hook", origin=origin.label) from error
 
 

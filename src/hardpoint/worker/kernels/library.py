@@ -33,7 +33,6 @@ class Linear(Structure):
 
 # name -> result, arguments
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
-    "hp_abi": (c_int32, []),
     "hp_isas": (c_char_p, []),
     "hp_isa": (c_char_p, []),
     "hp_use_isa": (c_int32, [c_char_p]),
@@ -81,11 +80,8 @@ class Library:
 
     def __init__(self, path: Path) -> None:
         # One library, opened twice: ctypes decides about the interpreter's lock by how it was opened.
-        self._free = _declared(ctypes.CDLL(str(path)))
-        self._held = _declared(ctypes.PyDLL(str(path)))
-        found = self._free.hp_abi()
-        if found != ABI:
-            raise OSError(f"{path} has interface {found}, this version of Hardpoint wants {ABI}")
+        self._free = _opened(ctypes.CDLL, path)
+        self._held = _opened(ctypes.PyDLL, path)
         self.linear = self._held.hp_linear
         self.linear_long = self._free.hp_linear
         self.plain_linear = self._held.hp_plain_linear
@@ -143,7 +139,12 @@ class Library:
         self._free.hp_set_threads(number, places)
 
 
-def _declared(library: Any) -> Any:
+def _opened(how: Any, path: Path) -> Any:
+    library = how(str(path))
+    # First of all: another interface may lack functions that are to be declared.
+    found = library.hp_abi() if hasattr(library, "hp_abi") else "of no known version"
+    if found != ABI:
+        raise OSError(f"{path} has interface {found}, this version of Hardpoint wants {ABI}")
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

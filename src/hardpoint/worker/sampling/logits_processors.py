@@ -20,8 +20,8 @@ from hardpoint.contracts.logits_processor import (
 )
 from hardpoint.errors import PluginError
 from hardpoint.extensions.boot import owner_of
+from hardpoint.extensions.faults import note_fault
 from hardpoint.extensions.groups import origin_label
-from hardpoint.extensions.ledger import ledger
 from hardpoint.log import init_logger
 from hardpoint.types.sampling_params import SamplingParams
 
@@ -150,8 +150,7 @@ class _Host:
         reason = f"logits processor {self.name} failed in {doing}: {type(error).__name__}: {error}"
         logger.error("%s; the requests that use it end, the others go on", reason, exc_info=error)
         owner = owner_of(self._kind)
-        name, origin = (self._kind.__qualname__, None) if owner is None else (owner.name, owner.origin)
-        ledger.record("fault", "logits_processors", name, origin=origin, detail=reason)
+        note_fault("logits_processors", self._kind.__qualname__, reason, owner.origin if owner is not None else None)
         return reason
 
     def _checked(self, changed: Any, before: Tensor) -> Tensor:

@@ -162,6 +162,45 @@ def test_other_parameter_names_are_told_apart(make_server, run, endpoint_plugins
     assert "never reached" in entry.detail
 
 
+def test_what_a_route_raises_is_noted_and_names_the_plugin(make_server, run, endpoint_plugins):
+    inner = FastAPI()
+
+    @inner.get("/deep")
+    async def deep():
+        raise LookupError("deep down")
+
+    def attach(app):
+        @app.get("/v1/raises")
+        async def raises():
+            raise KeyError("no such shelf")
+
+        @app.get("/v1/refuses")
+        async def refuses():
+            raise HTTPException(409, "not now")
+
+        app.mount("/mounted", inner)
+
+    endpoint_plugins.use(Plugin(attach))
+
+    async def check():
+        server = await make_server()
+        known = len(ledger.entries(kind="fault", key="endpoints"))
+        for path, reason in (("/v1/raises", "KeyError: 'no such shelf'"), ("/mounted/deep", "LookupError: deep down")):
+            answer = await server.http.get(path)
+            assert answer.status_code == 500
+            if path != "/mounted/deep":  # An application of its own answers in its own words.
+                assert f"endpoint plugin {__name__}" in answer.json()["error"]["message"]
+                assert reason in answer.json()["error"]["message"]
+            entry = ledger.entries(kind="fault", key="endpoints")[-1]
+            assert reason in entry.detail
+            assert "uninstall" in entry.fix
+        assert (await server.http.get("/v1/refuses")).status_code == 409
+        assert (await server.http.get("/health")).status_code == 200
+        assert len(ledger.entries(kind="fault", key="endpoints")) == known + 2
+
+    run(check())
+
+
 @pytest.mark.parametrize("phase", ["attach", "init"])
 def test_what_a_plugin_raises_stops_the_start(make_server, run, endpoint_plugins, phase):
     def bad(*_):

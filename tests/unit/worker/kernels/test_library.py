@@ -60,5 +60,6 @@ def test_a_broken_library_is_no_library(fresh, tmp_path):
 
 def test_another_interface_is_refused(library, monkeypatch):
     monkeypatch.setattr(module, "ABI", 999)
+    monkeypatch.setitem(module._FUNCTIONS, "hp_of_a_later_version", (None, []))
     with pytest.raises(OSError, match="has interface"):
         Library(Path(module.PATH))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from hardpoint.errors import HardpointError
 from hardpoint.extensions.discovery import Found, catalogue
 from hardpoint.extensions.faults import PluginRuntimeError, PluginValueError, in_words
 from hardpoint.extensions.ledger import ledger
@@ -195,6 +196,9 @@ def _logits_bases() -> tuple[type, ...]:
     return tuple(load_ref(ref) for ref in _LOGITS_BASES)
 
 
+_DECLINED = "it gave None: it does not apply here"
+
+
 def load_io_processors() -> dict[str, str]:
     """Name to class path of the IO-processor plugins that apply; all that may load are called."""
     row = group_row("io_processors")
@@ -209,7 +213,9 @@ def load_io_processors() -> dict[str, str]:
             continue
         if isinstance(path, str):
             usable[found.name] = path
-        elif path is not None:
+        elif path is None:
+            ledger.record("skip", row.key, found.name, origin=found.origin, detail=_DECLINED)
+        else:
             _reject(row, found, f"IO processor plugin {found.name!r} gave {_kind(path)}, not a class path or None")
     raise_if_strict("IO processors")
     return usable
@@ -218,20 +224,25 @@ def load_io_processors() -> dict[str, str]:
 def load_io_processor_class(requested: str) -> type:
     """The IO-processor class that the plugin named `requested` gives.
 
-    Raises a PluginError that is a ValueError when that plugin is not usable, and what importing
-    its class raises.
+    Raises a PluginError that is a ValueError when that plugin or the class it gives is not usable.
     """
     usable = load_io_processors()
     if requested not in usable:
         known = ", ".join(usable) or "none"
+        said = [entry.detail for entry in ledger.entries(key="io_processors", name=requested) if entry.detail]
+        why = f"; of {requested!r}: {said[-1]}" if said else ""
         raise PluginValueError(
-            f"IO processor {requested!r} is required, and no plugin provides it (usable: {known})",
+            f"IO processor {requested!r} is required, and no plugin provides it (usable: {known}{why})",
             code="plugin-missing",
             fix="install the plugin that provides it, and name it in VLLM_PLUGINS if that is set",
         )
     path = usable[requested]
     ledger.record("override", "io_processors", requested, detail=path)
-    value: type = resolve_obj_by_qualname(path)
+    try:
+        value: type = resolve_obj_by_qualname(path)
+    except HardpointError as error:
+        what = f"IO processor plugin {requested!r} gave the class path {path!r}: {error.what}"
+        raise PluginValueError(what, code=error.code, fix="correct the path in the plugin") from error
     return value
 
 
@@ -254,7 +265,8 @@ def _reject(row: Group, found: Found, what: str) -> None:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__module__}.{value.__qualname__}"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
 __all__ = [

@@ -191,18 +191,27 @@ def fractions(): return "fractions.Fraction"
 def none(): return None
 def bad(): raise RuntimeError("no device")
 def wrong(): return 3
+def nowhere(): return "not_there.Processor"
+def shapeless(): return "Processor"
+def absent(): return "fractions.NotThere"
 """
-    points = {name: f"p_io:{name}" for name in ("fractions", "none", "bad", "wrong")}
+    misplaced = ("nowhere", "shapeless", "absent")
+    points = {name: f"p_io:{name}" for name in ("fractions", "none", "bad", "wrong", *misplaced)}
     install("io", source, {"vllm.io_processor_plugins": points})
     assert groups.load_io_processor_class("fractions").__name__ == "Fraction"
     warnings = messages(caplog, logging.WARNING)
     assert len(warnings) == 2
     assert "no device" in warnings[0]
-    for name in ("none", "bad", "wrong", "unknown"):
-        with pytest.raises(ValueError, match=r"no plugin provides it \(usable: fractions\)"):
+    usable = ", ".join(("fractions", *misplaced))
+    reasons = {"none": "gave None", "bad": "no device", "wrong": "gave an int", "unknown": ""}
+    for name, reason in reasons.items():
+        with pytest.raises(ValueError, match=rf"no plugin provides it \(usable: {usable}.*{reason}"):
+            groups.load_io_processor_class(name)
+    for name in misplaced:
+        with pytest.raises(ValueError, match=f"IO processor plugin '{name}' gave the class path"):
             groups.load_io_processor_class(name)
     called = {entry.name for entry in ledger.entries(kind="call", key="io_processors")}
-    assert called == {"fractions", "none", "wrong"}
+    assert called == {"fractions", "none", "wrong", *misplaced}
 
 
 @pytest.mark.parametrize("group", ["endpoints", "stat_loggers", "logits_processors", "io_processors", "request_hooks"])

@@ -217,7 +217,9 @@ def test_a_failing_general_plugin_stops_every_role_and_leaves_nothing(tmp_path, 
     source += "def point():\n    registry('models').register('Half', 'a:B')\n    raise ValueError('boom')\n"
     report = boot(role, tmp_path, [broken(tmp_path, "general", source)], None)
     assert report.status == 1
-    assert report.stops[0]["origin"] == f"m-broken 1.0, vllm.general_plugins: bad, in {role}"
+    who, _, place = report.stops[0]["origin"].partition(", at ")
+    assert who == f"m-broken 1.0, vllm.general_plugins: bad, in {role}"
+    assert place.endswith("m_broken.py:4")
     assert [e.name for e in report.find("rollback", key="models")] == ["Half"]
 
 

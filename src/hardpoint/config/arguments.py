@@ -27,6 +27,7 @@ from hardpoint.config.flags import (
     EACH,
     FLOAT,
     INT,
+    INTS,
     JSON,
     JSONLIST,
     SIZE,
@@ -143,6 +144,7 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         JSONLIST: {"type": parse_list, "metavar": "JSON"},
         CSV: {"type": _commas, "metavar": "A,B"},
         WORDS: {"type": text_of(flag), "nargs": "+", "action": Extend, "metavar": word},
+        INTS: {"type": number_of(flag, _integer), "nargs": "+", "action": Extend, "metavar": "N"},
         EACH: {"type": text_of(flag), "action": Collect, "metavar": word},
     }
     return simple[kind]

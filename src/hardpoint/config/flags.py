@@ -20,6 +20,7 @@ from hardpoint.config.sections.scheduler import SchedulerPolicy
 # a Whole a bounded number; the bounds of other numbers are those of their section's fields.
 STR, INT, SIZE, FLOAT, BOOL = "text", "integer", "size", "number", "switch"
 JSON, WORDS, CSV, EACH, JSONLIST = "json object", "words", "comma list", "repeatable", "json list"
+INTS = "integers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ NO_MOE = "each rank holds a part of every expert, and there is one way to comput
 NO_EXPERT_IDS = "which experts computed a token is not told"
 NO_OFFLOAD = "offloading weights is not supported yet"
 NO_TRANSFER = "moving the KV cache between engines is not supported yet"
-NO_GRAPHS = "device graphs are not supported yet"
+NO_GRAPHS = "steps with an adapter are not replayed from device graphs"
+NO_LEVELS = "there are no further levels"
 NEVER = "does not apply to this engine: "
 
 
@@ -372,10 +374,10 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
     ),
     "Compilation and general": (
         F("--compilation-config -cc",     CompilationConfig, None, "compilation_config", "JSON, a mode number, or dotted: --compilation-config.custom_ops+ +rms_norm. Mode 3 compiles the model with torch.compile; on a CPU the default is 0, none"),
-        F("--optimization-level",         INT,   2,      "optimization_level", "-O0 to -O2: all mean no compilation on this engine yet", NO_GRAPHS, (0, 1)),
+        F("--optimization-level",         INT,   2,      "optimization_level", "-O0: compile nothing; -O1, -O2: compile models where that is the default, on GPUs", NO_LEVELS, (0, 1)),
         F("--performance-mode",           STR,   "balanced", "performance_mode", "preset", LATER),
-        F("--cudagraph-capture-sizes",    WORDS, None,   "compilation_config.cudagraph_capture_sizes", "graph sizes", NO_GRAPHS),
-        F("--max-cudagraph-capture-size", INT,   None,   "compilation_config.max_cudagraph_capture_size", "largest graph", NO_GRAPHS),
+        F("--cudagraph-capture-sizes",    INTS,  None,   "compilation_config.cudagraph_capture_sizes", "numbers of requests that device graphs are captured for; default: 1, 2, 4 and multiples of 8"),
+        F("--max-cudagraph-capture-size", INT,   None,   "compilation_config.max_cudagraph_capture_size", "the largest of them by default; default: 256 or --max-num-seqs"),
         F("--additional-config",          JSON,  {},     "additional_config", "JSON for plugins, in every process"),
         F("--aux-output-config",          JSON,  None,   "aux_output_config", "expert ids", NO_EXPERT_IDS),
         F("--watermark-config",           JSON,  None,   "watermark_config", "watermark", LATER),

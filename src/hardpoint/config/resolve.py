@@ -20,6 +20,7 @@ from hardpoint.config.async_scheduling import choose_async_scheduling
 from hardpoint.config.cache_dtype import choose_cache_dtype
 from hardpoint.config.compilation_choice import choose_compilation
 from hardpoint.config.draft import Draft, draft_of
+from hardpoint.config.graph_choice import choose_graphs
 from hardpoint.config.media import settle_media
 from hardpoint.config.model_facts import (
     build_hf_config,
@@ -416,6 +417,7 @@ STEPS = (
     Step("choose compilation and custom ops",     choose_compilation,  always=True),
     Step("choose the attention backend",          _choose_attention,    always=True),
     Step("let the platform check",                _platform_check,      always=True, hook=True),
+    Step("choose device graphs",                  choose_graphs,       always=True),
     Step("check the result",                      _check_result,        always=True),
 )
 # fmt: on

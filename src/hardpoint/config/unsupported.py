@@ -13,7 +13,6 @@ from hardpoint.config.flags import (
     FLAGS,
     LATER,
     NO_BUDGET,
-    NO_GRAPHS,
     NO_MEDIA,
     NO_RANKS,
     NO_SPEC,
@@ -21,7 +20,7 @@ from hardpoint.config.flags import (
     Flag,
     reason,
 )
-from hardpoint.config.sections import CUDAGraphMode, Section, VllmConfig
+from hardpoint.config.sections import Section, VllmConfig
 from hardpoint.errors import ConfigError
 
 NO_TABLES = "there are no n-gram tables"
@@ -40,9 +39,6 @@ class Limit(NamedTuple):
 LIMITS = (
     Limit("compilation_config.compile_sizes",              (None, []),                   NO_COMPILE),
     Limit("compilation_config.inductor_passes",            ({},),                        NO_COMPILE),
-    Limit("compilation_config.cudagraph_mode",             (None, CUDAGraphMode.NONE),   NO_GRAPHS),
-    Limit("compilation_config.cudagraph_capture_sizes",    (None,),                      NO_GRAPHS),
-    Limit("compilation_config.max_cudagraph_capture_size", (None,),                      NO_GRAPHS),
     Limit("compilation_config.compile_mm_encoder",         (False,),                     NO_MEDIA),
     Limit("compilation_config.cudagraph_mm_encoder",       (False,),                     NO_MEDIA),
     Limit("speculative_config",                            (None,),                      NO_SPEC),

@@ -97,6 +97,11 @@ class CudaPlatform(Platform):
         return True
 
     @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        """Yes, with CUDA graphs."""
+        return True
+
+    @classmethod
     def compiles_triton(cls) -> bool:
         """Yes."""
         return True

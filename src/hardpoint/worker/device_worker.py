@@ -26,6 +26,7 @@ from hardpoint.worker.distributed.parallel_state import (
     ensure_model_parallel_initialized,
     init_distributed_environment,
 )
+from hardpoint.worker.graphs import CudaCapture, wants_graphs
 from hardpoint.worker.kernels.library import kernels
 from hardpoint.worker.lora.manager import AdapterManager, not_enabled
 
@@ -96,6 +97,8 @@ class Worker(WorkerBase):
         """Run once, which compiles the parts of the model that are to be; returns how long that took, in seconds."""
         started = time.perf_counter()
         self.model_runner.warm_up()
+        if wants_graphs(self.vllm_config):
+            self.model_runner.capture_graphs(CudaCapture())
         if self.compilation_config.mode in (None, CompilationMode.NONE):
             return CompilationTimes(0.0, 0.0)
         seconds = time.perf_counter() - started

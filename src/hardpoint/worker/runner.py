@@ -11,7 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hardpoint.contracts.attention_backend import AttentionLayerBase, AttentionMetadataBuilder
+from hardpoint.contracts.attention_backend import (
+    AttentionLayerBase,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
 from hardpoint.contracts.kv_cache import KVCacheConfig, KVCacheSpec
 from hardpoint.contracts.logits_processor import LogitsProcRequestState, load_logits_processor_classes
 from hardpoint.contracts.model import is_text_generation_model
@@ -28,6 +32,7 @@ from hardpoint.types.schedule import (
 )
 from hardpoint.worker.batch import BlockTable, DenseRows, RequestState, RequestTable
 from hardpoint.worker.forward_context import set_forward_context
+from hardpoint.worker.graphs import Capture, DecodeGraphs
 from hardpoint.worker.kernels.program import ProgramOfModel
 from hardpoint.worker.kv_memory import allocate_kv_cache
 from hardpoint.worker.loaders import building
@@ -87,6 +92,7 @@ class ModelRunner:
         self.adapters: AdapterManager | None = None
         self.media: MediaEncoder | None = None
         self._program: ProgramOfModel | None = None
+        self._graphs: DecodeGraphs | None = None
         self._decodes_first_up_to: int | None = None
         self._open: _OpenStep | None = None
         self._metadata: tuple[int, list[RequestState], SamplingMetadata] | None = None
@@ -249,9 +255,14 @@ class ModelRunner:
         adapted = self.adapters is not None and self.adapters.begin(inputs.states, inputs.starts)
         embeds = self._embeds(inputs, input_ids)
         # A program knows the layers without their adapters, and takes token ids.
-        program = self._program.current() if self._program is not None and not adapted and embeds is None else None
+        plain = not adapted and embeds is None
+        program = self._program.current() if self._program is not None and plain else None
         if program is not None:
             return program.run(input_ids, positions, built)
+        if self._graphs is not None and plain:
+            hidden = self._graphs.run(input_ids, positions, common)
+            if hidden is not None:
+                return hidden
         metadata: dict[str, Any] = {}
         slot_mapping: dict[str, Tensor] = {}
         for (_, names), part, whole in zip(self._groups, built, common, strict=True):
@@ -267,6 +278,26 @@ class ModelRunner:
                 more["inputs_embeds"] = embeds
                 input_ids = input_ids if self.media is not None and self.media.wants_ids else None  # type: ignore[assignment]
             return run_stage(self.get_model(), input_ids=input_ids, positions=positions, **more)
+
+    def _forward_captured(
+        self, input_ids: Tensor, positions: Tensor, built: list[Any], common: list[CommonAttentionMetadata]
+    ) -> Tensor:
+        """What a graph records of a step."""
+        metadata = {name: part for (_, names), part in zip(self._groups, built, strict=True) for name in names}
+        slots = {
+            name: part.slot_mapping for (_, names), part in zip(self._groups, common, strict=True) for name in names
+        }
+        without_adapters = self.adapters.set_aside() if self.adapters is not None else nullcontext()
+        with set_forward_context(metadata, self.vllm_config, len(input_ids), slot_mapping=slots), without_adapters:
+            hidden: Tensor = self.get_model()(input_ids=input_ids, positions=positions)
+        return hidden
+
+    @torch.inference_mode()
+    def capture_graphs(self, capture: Capture) -> None:
+        """Capture steps of decoding as the configuration says. Raises ConfigError where they cannot be."""
+        builders = [builder for builder, _ in self._groups]
+        tables = self.requests.block_tables
+        self._graphs = DecodeGraphs(self.vllm_config, builders, tables, self.device, self._forward_captured, capture)
 
     def _embeds(self, inputs: StepInputs, input_ids: Tensor) -> Tensor | None:
         """The embeddings [tokens, hidden] of a step with media; None for one of text."""

@@ -84,6 +84,12 @@ class PagedMetadataBuilder(StepBuilder[PagedMetadata]):
             causal=causal,
         )
 
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedMetadata:
+        """Over the very tensors that are given, which a graph reads at each replay; all slots in them are kept."""
+        step = self.build(0, common_attn_metadata)
+        step.slots = common_attn_metadata.slot_mapping[: common_attn_metadata.num_actual_tokens]
+        return step
+
 
 class PagedImpl(LayerImpl[PagedMetadata]):
     """One layer: keeps the step's keys and values, then lets the subclass attend."""

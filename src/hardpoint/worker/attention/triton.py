@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hardpoint import platforms
-from hardpoint.contracts.attention_backend import CommonAttentionMetadata
+from hardpoint.contracts.attention_backend import AttentionCGSupport, CommonAttentionMetadata
 from hardpoint.extensions.refs import load_ref
 from hardpoint.worker.attention.paged import PagedBackend, PagedImpl, PagedMetadata, PagedMetadataBuilder
 
@@ -75,6 +75,8 @@ class TritonMetadata(PagedMetadata):
 
 class TritonMetadataBuilder(PagedMetadataBuilder):
     """Prepares a step."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False

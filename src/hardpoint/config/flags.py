@@ -377,7 +377,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
         F("--optimization-level",         INT,   2,      "optimization_level", "-O0: compile nothing; -O1, -O2: compile models where that is the default, on GPUs", NO_LEVELS, (0, 1)),
         F("--performance-mode",           STR,   "balanced", "performance_mode", "preset", LATER),
         F("--cudagraph-capture-sizes",    INTS,  None,   "compilation_config.cudagraph_capture_sizes", "numbers of requests that device graphs are captured for; default: 1, 2, 4 and multiples of 8"),
-        F("--max-cudagraph-capture-size", INT,   None,   "compilation_config.max_cudagraph_capture_size", "the largest of them by default; default: 256 or --max-num-seqs"),
+        F("--max-cudagraph-capture-size", Whole(1, 65536),  None,   "compilation_config.max_cudagraph_capture_size", "the largest of them by default; default: 256 or --max-num-seqs"),
         F("--additional-config",          JSON,  {},     "additional_config", "JSON for plugins, in every process"),
         F("--aux-output-config",          JSON,  None,   "aux_output_config", "expert ids", NO_EXPERT_IDS),
         F("--watermark-config",           JSON,  None,   "watermark_config", "watermark", LATER),

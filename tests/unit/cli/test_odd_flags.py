@@ -23,6 +23,7 @@ HUGE = "99999999999999999999"
 TEXTS = ["a\0b", ""]
 NUMBERS = {
     table.INT: ["x", "1.5", HUGE, "-" + HUGE, ""],
+    table.INTS: ["x", "1.5", HUGE, "0", ""],
     table.SIZE: ["x", "-7", "99999999999T", ""],
     table.FLOAT: ["x", "nan", "inf", "1e999", ""],
 }

@@ -166,7 +166,7 @@ def test_budget_defaults_give_way_to_each_other(create):
         ({"plugin_config": ["toy"]}, "expected NAME.key=value"),
         ({"compilation_config": {"mod": 0}}, "compilation_config has no field 'mod'; did you mean mode"),
         ({"compilation_config": {"compile_sizes": [1]}}, "compiled for any size"),
-        ({"compilation_config": {"cudagraph_mode": "FULL"}}, "device graphs are not supported yet"),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, "cudagraph_mode is FULL Fix: whole steps of decoding"),
         ({"logging_config": {"formatter": "xml"}}, "expected one of text, json"),
         ({"data_parallel_size": 2, "data_parallel_size_local": 1}, "all of the 2 replicas are the server's own"),
         ({"distributed_executor_backend": "nowhere.Executor"}, "nowhere"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -11,6 +14,10 @@ from hardpoint.log import init_logger
 
 logger = init_logger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Code that holds locks which nobody could give back for it, or whose exceptions nobody sees: an import that is left in
+# the middle of its locks has every later import wait for ever. None of it waits for long.
+_NOT_WITHIN = frozenset({"importlib._bootstrap", "importlib._bootstrap_external", "logging", "weakref", "_weakrefset"})
+_AGAIN_S = 0.005
 
 
 class StopRequested(BaseException):
@@ -18,7 +25,7 @@ class StopRequested(BaseException):
 
 
 class StopSignals:
-    """Until `listen_with`, a signal interrupts what the main thread does; then it calls a function."""
+    """Until `listen_with`, a signal interrupts what the main thread does, once it may; then it calls a function."""
 
     def __init__(self) -> None:
         self.requested: str | None = None
@@ -43,6 +50,10 @@ class StopSignals:
             raise StopRequested(self.requested)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._listener is None and frame is not None and frame.f_globals.get("__name__") in _NOT_WITHIN:
+            # No threading.Thread, whose own locks may be held here, too.
+            _thread.start_new_thread(_send_again, (number,))
+            return
         name = signal.Signals(number).name
         if self.requested is not None:
             logger.info("%s: already stopping", name)
@@ -52,3 +63,8 @@ class StopSignals:
         if self._listener is None:
             raise StopRequested(name)
         self._listener()
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_AGAIN_S)
+    os.kill(os.getpid(), number)

@@ -236,9 +236,9 @@ def test_a_killed_rank_ends_the_server(two):
     next(events)
     killed = time.monotonic()
     os.kill(worker, signal.SIGKILL)
-    assert wait_until(lambda: two.health() == 503)
+    assert wait_until(lambda: two.health() == 503, 3)
     assert "error" in list(events)[-1]
-    assert two.exit_status() == 1
+    assert two.exit_status(10) == 1
     assert time.monotonic() - killed < 10
     two.assert_nothing_left()
     assert f"worker 1 (pid {worker}) was killed by SIGKILL" in two.log()
@@ -291,11 +291,11 @@ def test_replicas_share_requests_and_end_together(model, environment, plain, tmp
             next(events)
         assert wait_until(lambda: series(server, "vllm:num_requests_running") == {"0": 1, "1": 1})
         os.kill(victim, signal.SIGKILL)
-        assert wait_until(lambda: server.health() == 503)
+        assert wait_until(lambda: server.health() == 503, 3)
         # Of all processes that end then, those of the other replica included, the one that was killed is named.
         for events in streams:
             assert f"(pid {victim}) was killed by SIGKILL" in list(events)[-1]["error"]["message"]
-        assert server.exit_status() == 1
+        assert server.exit_status(10) == 1
         server.assert_nothing_left()
 
 
@@ -338,6 +338,6 @@ def test_api_servers_share_port_and_engine(model, environment, plain, tmp_path):
 def test_an_api_server_that_dies_ends_the_others(model, environment, tmp_path):
     with Started(model, environment, tmp_path, "--api-server-count", "2") as server:
         os.kill(server.find("hardpoint.processes.api_server")[0], signal.SIGKILL)
-        assert server.exit_status() == 1
+        assert server.exit_status(10) == 1
         server.assert_nothing_left()
         assert "was killed by SIGKILL" in server.log()

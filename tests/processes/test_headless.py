@@ -96,7 +96,7 @@ def test_a_server_answers_with_an_engine_elsewhere_as_with_its_own(engine, tiny_
         assert server.complete(max_tokens=2).status_code == 200
         server.process.send_signal(signal.SIGTERM)
         assert server.exit_status() == 0, server.log()
-        server.assert_nothing_left()
+        server.assert_nothing_left(2)
     assert says(engine, "it has ended; 0 requests of it are aborted", 5)
 
 
@@ -161,7 +161,7 @@ def test_those_who_do_not_belong_to_the_engine_are_told_why(engine, tiny_llama, 
             assert words in log.rpartition("hardpoint: error:")[2], log
             assert "Traceback" not in log
             assert "engine core" not in log
-            process.assert_nothing_left()
+            process.assert_nothing_left(2)
     assert engine.process.poll() is None
 
 
@@ -169,7 +169,7 @@ def test_combinations_that_mean_nothing_are_refused(tiny_llama):
     combinations = [
         ("--headless", "--port", "8001", "--api-key", "k"), ("--headless", "--data-parallel-size-local", "0"),
         ("--data-parallel-address", "localhost"), ("--headless", "--data-parallel-address", "0.0.0.0"),
-        ("--headless", "--data-parallel-size", "2"),
+        ("--port", str(free_port()), "--data-parallel-size-local", "2"), ("--headless", "--data-parallel-size", "2"),
     ]  # fmt: skip
     command = [sys.executable, "-m", "hardpoint", "serve", str(tiny_llama)]
     started = [
@@ -179,7 +179,7 @@ def test_combinations_that_mean_nothing_are_refused(tiny_llama):
     for process, words in zip(started, combinations, strict=True):
         said, _ = process.communicate(timeout=200)
         assert process.returncode in (1, 2)
-        assert words[-2].strip("-").replace("-", "_") in said.replace("-", "_"), said
+        assert words[-2] in said, said
         assert "Traceback" not in said
 
 
@@ -198,9 +198,9 @@ def test_an_engine_that_is_killed_ends_its_server(tiny_llama):
         next(events)
         killed = time.monotonic()
         engine.process.kill()
-        assert wait_until(lambda: server.health() == 503)
+        assert wait_until(lambda: server.health() == 503, 5)
         assert "connection was closed" in list(events)[-1]["error"]["message"]
-        assert server.exit_status() == 1
+        assert server.exit_status(10) == 1
         assert time.monotonic() - killed < 10
         for process in (engine, server):
             process.assert_nothing_left()
@@ -218,6 +218,6 @@ def test_a_front_end_learns_how_its_engine_ended(tiny_llama, orderly):
             os.kill(pid, number)
             with pytest.raises(EngineDeadError, match="told to stop" if orderly else "killed by SIGKILL"):
                 run(last(stream))
-        assert engine.exit_status() == (0 if orderly else 1), engine.log()
+        assert engine.exit_status(10) == (0 if orderly else 1), engine.log()
         assert "is killed" not in engine.log()
-        engine.assert_nothing_left()
+        engine.assert_nothing_left(2)

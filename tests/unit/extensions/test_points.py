@@ -6,7 +6,7 @@ import pytest
 from hardpoint.extensions import points
 from hardpoint.extensions.builtins import BUILTIN_ENTRY_POINTS, BUILTIN_PLATFORMS, BUILTINS
 from hardpoint.extensions.refs import parse_ref
-from hardpoint.extensions.rows import Allow, Fault, Role
+from hardpoint.extensions.rows import Allow, Fault, Role, State
 
 
 def test_every_extension_point_is_a_row():
@@ -90,6 +90,7 @@ def test_rows_are_found_by_key_and_by_group_name():
     assert points.group_row("general") is points.group_row("vllm.general_plugins")
     assert points.registry_row("models").key == "models"
     assert points.config_hook_row("worker_cls").flag == "--worker-cls"
+    assert next(row for row in points.PLATFORM_HOOKS if row.key == "import_kernels").state is State.BUILT
     with pytest.raises(KeyError):
         points.group_row("vllm.nothing")
 

@@ -71,6 +71,11 @@ def locate(name: str, hub: Hub) -> Path:
     return _from_hub(name, hub, SMALL_FILES)
 
 
+def has_revisions(name: str) -> bool:
+    """Whether `name` is a repository rather than something on this machine or of the catalogue."""
+    return not Path(name).expanduser().exists() and catalogue.find(name) is None
+
+
 def fetch_weights(model_config: ModelConfig, load_config: LoadConfig) -> Path:
     """Return the folder or .gguf file with the weights; fetches them from the hub where that is needed.
 

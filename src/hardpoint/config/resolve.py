@@ -30,7 +30,7 @@ from hardpoint.config.model_facts import (
     read_generation,
     text_part,
 )
-from hardpoint.config.model_files import hub_of, locate
+from hardpoint.config.model_files import has_revisions, hub_of, locate
 from hardpoint.config.model_hooks import ask_model_hook
 from hardpoint.config.pooling import longest_input, settle_pooling
 from hardpoint.config.quantization_choice import choose_quantization
@@ -124,6 +124,7 @@ def _read_model_files(config: VllmConfig, platform: Any) -> None:
     model, load = config.model_config, config.load_config
     if model.hf_config is not None:
         return
+    _check_revision("--revision", model.revision, model.model)
     path = locate(model.model, hub_of(model, load))
     facts = read_facts(path)
     model.local_path = str(path.resolve())
@@ -132,6 +133,16 @@ def _read_model_files(config: VllmConfig, platform: Any) -> None:
     model.generation_defaults = _generation(model, facts.generation)
     if facts.kind == "gguf":
         _use_gguf(config)
+
+
+def _check_revision(flag: str, revision: str | None, name: str) -> None:
+    if revision is not None and not has_revisions(name):
+        raise ConfigError(
+            f"{flag} is {revision!r}, and {name!r} is no repository with revisions",
+            code="config-value",
+            origin=flag,
+            fix="leave it out, or name a repository",
+        )
 
 
 def _generation(model: ModelConfig, found: dict[str, Any]) -> dict[str, Any]:
@@ -172,11 +183,14 @@ def _find_tokenizer(config: VllmConfig, platform: Any) -> None:
     model = config.model_config
     if model.skip_tokenizer_init or model.tokenizer_path:
         return
-    if model.tokenizer in (None, model.model):
+    name, revision = model.tokenizer or model.model, model.tokenizer_revision
+    # By default it is the model's.
+    if revision != model.revision:
+        _check_revision("--tokenizer-revision", revision, name)
+    elif name == model.model:
         model.tokenizer_path = model.local_path
         return
-    hub = hub_of(model, config.load_config, model.tokenizer_revision)
-    model.tokenizer_path = str(locate(str(model.tokenizer), hub).resolve())
+    model.tokenizer_path = str(locate(name, hub_of(model, config.load_config, revision)).resolve())
 
 
 def _choose_model_class(config: VllmConfig, platform: Any) -> None:

@@ -10,6 +10,7 @@ Captured with CUDA's graphs, which nobody has run here; the rest is tested on a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,9 +83,7 @@ class DecodeGraphs:
             common = self._common(size)
             built = [builder.build_for_cudagraph_capture(part) for builder, part in zip(builders, common, strict=True)]
             ids, positions = self._ids[:size], self._positions[:size]
-            self._graphs[size] = capture(
-                lambda ids=ids, positions=positions, built=built, common=common: forward(ids, positions, built, common)  # type: ignore[misc]
-            )
+            self._graphs[size] = capture(partial(forward, ids, positions, built, common))
         self._sizes = sorted(sizes)
         logger.info("device graphs are captured for steps of %s requests", ", ".join(map(str, self._sizes)))
 

@@ -24,6 +24,27 @@ def settle(probe):
     return make
 
 
+@pytest.mark.parametrize("given", [{"revision": "v1"}, {"tokenizer_revision": "v1"}])
+def test_what_is_on_this_machine_has_no_revisions(settle, llama_folder, given):
+    (name,) = given
+    with pytest.raises(ConfigError, match="--" + name.replace("_", "-") + " is 'v1'.*no repository with revisions"):
+        settle(llama_folder(), **given)
+
+
+def test_a_tokenizer_of_another_revision_of_the_models_repository_is_fetched(settle, llama_folder, monkeypatch):
+    folder, asked = llama_folder(), []
+
+    def locate(name, hub):
+        asked.append((name, hub.revision))
+        return folder
+
+    monkeypatch.setattr("hardpoint.config.resolve.locate", locate)
+    settle("owner/repo", revision="v1")
+    assert asked == [("owner/repo", "v1")]
+    settle("owner/repo", revision="v1", tokenizer_revision="v2")
+    assert asked[1:] == [("owner/repo", "v1"), ("owner/repo", "v2")]
+
+
 @pytest.fixture
 def log(caplog, monkeypatch):
     """Records of our loggers, which do not propagate once logging is set up."""

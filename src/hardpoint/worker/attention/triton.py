@@ -102,6 +102,9 @@ class TritonAttentionImpl(PagedImpl):
     ) -> None:
         """Launch the kernel once."""
         assert isinstance(metadata, TritonMetadata)
+        if self.slopes is not None:
+            # Once: a device graph could not copy them from the host.
+            self.slopes = self.slopes.to(query.device)
         # Imported late: the interpreter is chosen when the kernel is defined.
         load_ref(_KERNEL)(
             query,
@@ -111,7 +114,7 @@ class TritonAttentionImpl(PagedImpl):
             scale=self.scale,
             window=self.sliding_window or 0,
             soft_cap=self.soft_cap or 0.0,
-            slopes=None if self.slopes is None else self.slopes.to(query.device),
+            slopes=self.slopes,
             sinks=None if self.sinks is None else self.sinks.detach().float(),
             rows=max(_ROWS, _power_of_two(metadata.queries_a_tile * self.group)),
             keys=_KEYS,

@@ -44,6 +44,8 @@ from hardpoint.extensions.plugin_config import setting_flags
 from hardpoint.extensions.setting_words import words_of
 from hardpoint.extensions.typed_values import ValueProblem, in_words
 
+# Bounds of each number of a list: a field has those of the list only.
+_COUNTS = Whole(1, 65536)
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"^(\d+(?:\.\d+)?)([kKmMgGtT])?$")
 _DOTTED = re.compile(r"^(--?[A-Za-z][\w-]*)\.([\w.-]+)(\+?)(?:=(.*))?$", re.DOTALL)
@@ -144,7 +146,7 @@ def _kind_options(flag: Flag) -> dict[str, Any]:
         JSONLIST: {"type": parse_list, "metavar": "JSON"},
         CSV: {"type": _commas, "metavar": "A,B"},
         WORDS: {"type": text_of(flag), "nargs": "+", "action": Extend, "metavar": word},
-        INTS: {"type": number_of(flag, _integer), "nargs": "+", "action": Extend, "metavar": "N"},
+        INTS: {"type": _bounded(_COUNTS), "nargs": "+", "action": Extend, "metavar": "N"},
         EACH: {"type": text_of(flag), "action": Collect, "metavar": word},
     }
     return simple[kind]

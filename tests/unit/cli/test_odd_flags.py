@@ -111,6 +111,23 @@ def test_a_value_that_makes_no_sense_is_refused_by_name(refusal, name, value):
     assert "fix: " in said or "is refused" in said
 
 
+def good_words(flag: Flag) -> list[str]:
+    """A value that makes sense, as far as the kind of a flag tells one."""
+    if isinstance(flag.kind, Whole):
+        return [str(max(flag.kind.least, 1))]
+    if flag.kind in (table.INT, table.SIZE):
+        return [str(flag.default or 1)]
+    kinds = {table.FLOAT: ["0.5"], table.INTS: ["1", "2"], table.WORDS: ["a", "b"], table.EACH: ["a"]}
+    return kinds.get(flag.kind, []) if isinstance(flag.kind, str) else []
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if good_words(flag)], ids=lambda flag: flag.names[0])
+def test_a_value_that_makes_sense_is_read(parser, flag):
+    words = good_words(flag)
+    found = getattr(parser.parse_args([flag.names[0], *words]), flag.dest)
+    assert list(map(str, found if isinstance(found, list) else [found])) == words
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

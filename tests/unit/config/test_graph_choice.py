@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from hardpoint.config.arguments import FlexibleArgumentParser
 from hardpoint.config.engine_args import EngineArgs
 from hardpoint.config.graph_choice import choose_graphs
 from hardpoint.config.sections import CUDAGraphMode
@@ -62,6 +63,16 @@ def test_what_cannot_be_is_refused(settled, change, said):
     with pytest.raises(ConfigError, match="compilation_config") as caught:
         settled(**change)
     assert said in str(caught.value)
+
+
+def test_the_flags_reach_the_configuration(tiny_llama):
+    parser = FlexibleArgumentParser()
+    EngineArgs.add_cli_args(parser)
+    words = ["--model", str(tiny_llama), "--compilation-config.cudagraph_mode", "FULL_DECODE_ONLY"]
+    args = EngineArgs.from_cli_args(parser.parse_args([*words, "--cudagraph-capture-sizes", "1", "2", "4"]))
+    assert args.cudagraph_capture_sizes == [1, 2, 4]
+    with pytest.raises(ConfigError, match="this platform does not have"):
+        args.create_engine_config()
 
 
 def test_a_start_on_a_processor_refuses_them(tiny_llama):
